@@ -1,0 +1,66 @@
+"""The `algorithm:` block, torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["chunk_level", "action_level", "token_level"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """How experience becomes a gradient. T chunks, B envs, C actions per chunk, A action dims."""
+
+    adv_type: str = "gae"
+    """Advantage estimator: gae, grpo (any function registered in algorithms/advantages.py)."""
+    loss_type: str = "actor_critic"
+    """Loss: actor_critic (PPO with a critic), actor (no critic, GRPO)."""
+    group_size: int = 1
+    """Envs that share a start; GRPO compares members of a group. Must equal env.train.group_size."""
+    reward_type: Literal["chunk_level", "action_level"] = "chunk_level"
+    """One reward per chunk (summed over its actions) or one per action."""
+    logprob_type: Level = "chunk_level"
+    """Probability ratio per chunk (summed over C and A), per action (over A) or per token."""
+    entropy_type: Level = "token_level"
+    """Granularity of the entropy bonus."""
+    update_epoch: int = 1
+    """Passes over the rollout per training step."""
+    gamma: float = 0.99
+    """Discount per chunk (chunk_level) or per action (action_level)."""
+    gae_lambda: float = 0.95
+    """GAE trace decay."""
+    normalize_advantages: bool = True
+    """Shift and scale advantages to mean 0, std 1 over all unmasked entries of all ranks (GAE only)."""
+    clip_ratio_low: float = 0.2
+    """Lower clip: ratio >= 1 - low."""
+    clip_ratio_high: float = 0.2
+    """Upper clip: ratio <= 1 + high."""
+    dual_clip: bool = False
+    """Bound the loss of negative advantages by clip_ratio_c * |A|; the published runs had it off."""
+    clip_ratio_c: float = 3.0
+    """The dual-clip constant; inert unless dual_clip."""
+    value_clip: float = 0.2
+    """Clip range of the value update."""
+    huber_delta: float = 10.0
+    """Where the value loss turns linear."""
+    value_coef: float = 1.0
+    """Weight of the critic loss in the total."""
+    entropy_bonus: float = 0.0
+    """Weight of the entropy bonus; 0 skips computing it."""
+    target_kl: float | None = None
+    """Stop the update epochs of a step once approx_kl of a global batch exceeds 1.5 x this; null never stops."""
+    bootstrap_type: Literal["standard", "always"] = "standard"
+    """With auto_reset: add gamma * V(final observation) on truncation (standard) or on any end (always)."""
+    filter_rewards: bool = False
+    """Drop groups whose mean return lies outside the bounds below."""
+    rewards_lower_bound: float = 0.1
+    rewards_upper_bound: float = 0.9
+    reward_coef: float = 1.0
+    """Reward of a success; env.train.reward_coef refers to it."""
+    kl_beta: float = 0.0
+    """Accepted for compatibility; must be 0: there is no reference policy."""
+    kl_penalty: str = "kl"
+    """Accepted for compatibility; inert while kl_beta is 0."""
+    loss_agg_func: str = "token-mean"
+    """Accepted for compatibility; aggregation is the mean over unmasked entries, trajectories weighing the same."""

@@ -1,0 +1,341 @@
+"""Every key a config may hold, with its type, default and meaning. Torch-free and Ray-free.
+
+`load.py` fills these dataclasses from YAML and refuses what they do not know. `actor.model` is the model's own
+`Config` (models/<model_type>/config.py); `init_params` is checked against the simulator's `Options`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.models.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Where things run."""
+
+    num_nodes: int = 1
+    """Machines taking part."""
+    component_placement: dict[str, Any] = field(default_factory=lambda: {"actor,env,rollout": "all"})
+    """Placement grammar: component list -> resource[:process] ranges (docs/placement.md)."""
+    node_groups: list[dict[str, Any]] = field(default_factory=list)
+    """Labelled sets of nodes that placements may name."""
+    backend: Literal["auto", "local", "ray"] = "auto"
+    """auto takes one process when the plan allows it, else Ray."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
+    """Where a run writes."""
+
+    log_path: str = "logs"
+    """Root of this run's files."""
+    project_name: str = "rlinf"
+    experiment_name: str = "run"
+    """Sub-folder of log_path that holds the checkpoints."""
+    logger_backends: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Any of tensorboard, wandb, swanlab; metrics.jsonl is always written."""
+    wandb_mode: Literal["online", "offline", "disabled"] = "offline"
+    wandb_entity: str | None = None
+    wandb_proxy: str | None = None
+    swanlab_mode: str = "local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerConfig:
+    """How long to train and what to keep."""
+
+    task_type: Literal["embodied", "embodied_eval", "embodied_sft"] = "embodied"
+    seed: int = 0
+    """Root of all randomness; env.*.seed and actor.seed are added as offsets."""
+    max_epochs: int = 1000
+    """Training steps (one step is one rollout and its update)."""
+    max_steps: int = -1
+    """Upper bound on training steps; -1 leaves max_epochs in charge."""
+    only_eval: bool = False
+    val_check_interval: int = -1
+    """Evaluate every this many steps and after the last; -1 never."""
+    save_interval: int = -1
+    """Save every this many steps and after the last; -1 never."""
+    keep_checkpoints: int = 0
+    """Keep only the newest k checkpoints; 0 keeps all."""
+    resume_dir: str | None = None
+    """A global_step_N folder to continue from, or `auto` for the newest complete one of this experiment."""
+    ckpt_path: str | None = None
+    """Weights to load before anything else (a checkpoint folder, or a .pt imported weights-only)."""
+    weight_sync_interval: int = 1
+    """Steps between weight syncs when rollout and actor do not share parameters."""
+    per_worker_log: bool = False
+    per_worker_log_path: str | None = None
+    overlap_env_bootstrap: bool = False
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoConfig:
+    """Videos of what the policy does."""
+
+    save_video: bool = False
+    info_on_video: bool = True
+    """Write reward, success and step onto the frames."""
+    video_base_dir: str = "video"
+    fps: int = 0
+    """0 plays at the simulator's control rate."""
+    max_envs: int = 9
+    """Envs shown, tiled; recording renders every step of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """One set of environments (env.train or env.eval)."""
+
+    env_type: str = "toy"
+    """Simulator, by the name of its file under rlinf/envs/sim."""
+    task_suite_name: str | None = None
+    """Suite of that simulator, e.g. metaworld_50."""
+    total_num_envs: int = 8
+    """Environments over all workers and stages."""
+    auto_reset: bool = False
+    """Start a new episode at the chunk end where one ended; rollouts then continue across iterations."""
+    ignore_terminations: bool = False
+    """Play to max_episode_steps even after success."""
+    max_steps_per_rollout_epoch: int = 100
+    """Primitive steps per rollout."""
+    max_episode_steps: int = 100
+    """Primitive steps after which an episode is truncated."""
+    rollout_epoch: int = 1
+    """Rollouts of every env per training step."""
+    num_trials: int = 0
+    """env.eval: how many held-out ids to play once each; 0 derives envs x episodes per rollout x epochs, -1 plays all."""
+    use_rel_reward: bool = True
+    """Pay differences of the reward level instead of the level itself."""
+    reward_coef: float = 1.0
+    """Reward of a success."""
+    seed: int = 0
+    """Offset to runner.seed for reset ids."""
+    group_size: int = 1
+    """Neighbouring envs that start from the same reset id."""
+    use_fixed_reset_state_ids: bool = False
+    """Start every rollout from the same reset ids."""
+    use_ordered_reset_state_ids: bool = False
+    """Take reset ids in order instead of drawing them."""
+    is_eval: bool = False
+    """Accepted for compatibility; env.eval always plays held-out ids."""
+    enable_offload: bool = False
+    """Free the simulators' memory while the actor trains."""
+    center_crop: bool = False
+    use_custom_reward: bool = False
+    assets_path: str | None = None
+    seeds_path: str | None = None
+    policy_setup: str | None = None
+    """Accepted for compatibility; the model's own policy_setup counts."""
+    task_config: dict[str, Any] = field(default_factory=dict)
+    """Passed to RoboTwin."""
+    init_params: dict[str, Any] = field(default_factory=dict)
+    """Options of the simulator itself; keys are those of its `Options`."""
+    num_processes: int = 0
+    """Simulator processes per env worker and stage; 0 chooses by cores."""
+    python: str | None = None
+    """Interpreter of the simulator processes; null is the running one."""
+    step_deadline_s: float = 120.0
+    """Seconds a simulator may take for one chunk or reset before it is restarted."""
+    max_restarts: int = 3
+    """Restarts per simulator process within one training step before the run stops."""
+    video_cfg: VideoConfig = field(default_factory=VideoConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvGroupConfig:
+    """The environments."""
+
+    group_name: str = "EnvGroup"
+    train: EnvConfig = field(default_factory=EnvConfig)
+    eval: EnvConfig = field(default_factory=EnvConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """Token sampling of OpenVLA and OpenVLA-OFT."""
+
+    do_sample: bool = True
+    temperature_train: float = 1.0
+    temperature_eval: float = 0.6
+    """Greedy when <= 0."""
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """The side that runs the policy in the loop."""
+
+    group_name: str = "RolloutGroup"
+    backend: str = "huggingface"
+    """Accepted for compatibility."""
+    recompute_logprobs: bool = False
+    enable_offload: bool = False
+    pipeline_stage_num: int = 1
+    """Env batches alternated so that simulators and policy overlap."""
+    prefix_cache_bytes: int = 2 << 30
+    """Byte budget of the prefix-KV cache used by train_expert_only updates; 0 turns it off."""
+    sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
+    model: dict[str, Any] = field(default_factory=dict)
+    """model_path and precision overrides, or a whole model block for evaluation-only configs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW with a second group for the value head."""
+
+    lr: float = 1e-5
+    value_lr: float = 1e-4
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip_grad: float = 1.0
+    critic_warmup_steps: int = 0
+    """Optimiser steps that train the value head alone."""
+    lr_scheduler: Literal["constant", "cosine"] = "constant"
+    total_training_steps: int = 0
+    """Length of the schedule in training steps; 0 takes the run's own length."""
+    lr_warmup_steps: int = 0
+    """Training steps of linear warm-up; -1 for none."""
+    min_lr_rate: float = 0.0
+    num_cycles: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPrecisionConfig:
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+    buffer_dtype: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmpConfig:
+    enabled: bool = False
+    precision: str = "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradScalerConfig:
+    enabled: bool = False
+    init_scale: float | None = None
+    growth_interval: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpConfig:
+    """Sharding of the actor over its ranks."""
+
+    strategy: Literal["fsdp", "fsdp2", "no_shard"] = "fsdp"
+    sharding_strategy: str = "full_shard"
+    gradient_checkpointing: bool = False
+    cpu_offload: bool = False
+    offload_pin_memory: bool = False
+    reshard_after_forward: bool = True
+    enable_gradient_accumulation: bool = True
+    forward_prefetch: bool = False
+    limit_all_gathers: bool = False
+    backward_prefetch: Literal["pre", "post"] | None = None
+    use_orig_params: bool = False
+    use_liger_kernel: bool = False
+    mixed_precision: MixedPrecisionConfig = field(default_factory=MixedPrecisionConfig)
+    amp_autocast: AmpConfig = field(default_factory=AmpConfig)
+    grad_scaler: GradScalerConfig = field(default_factory=GradScalerConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """The side that learns."""
+
+    group_name: str = "ActorGroup"
+    training_backend: Literal["fsdp"] = "fsdp"
+    micro_batch_size: int = 32
+    """Samples per forward on one rank."""
+    global_batch_size: int = 256
+    """Samples per optimiser step over all ranks."""
+    seed: int = 0
+    """Offset to runner.seed for weights and shuffling."""
+    enable_offload: bool = False
+    max_nonfinite_steps: int = 3
+    """Optimiser steps in a row with a non-finite gradient before the run stops; each one is skipped and counted."""
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig:
+    """`rlinf collect`: demonstrations by scripted experts."""
+
+    output: str = "data/demos"
+    """Dataset folder (LeRobot v3 layout)."""
+    episodes_per_task: int = 5
+    """Successful episodes kept per task; failures are dropped and the next id is tried."""
+    tasks: list[str] = field(default_factory=list)
+    """Task names; empty takes every task of the suite."""
+    action_noise: float = 0.3
+    """Each episode adds Gaussian action noise of a std drawn uniformly from 0 to this; labels stay clean."""
+    max_attempts: int = 10
+    """Ids tried per wanted episode before the task is reported as failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """`rlinf sft`: supervised fine-tuning on a dataset."""
+
+    dataset: str = "data/demos"
+    output: str = "checkpoints/sft"
+    """Folder for the policy in HF layout: weights, statistics, tokenizer."""
+    steps: int = 1000
+    batch_size: int = 64
+    noise_draws: int = 1
+    """Draws of (noise, time) per sample and step."""
+    lr: float = 1e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.0
+    clip_grad: float = 1.0
+    log_interval: int = 50
+    eval_interval: int = 0
+    """Evaluate every this many steps; 0 never."""
+    stop_at_success: float | None = None
+    """Stop once an evaluation reaches this success rate (a deliberately weak start for RL)."""
+    eval_trials: int = 32
+    """Training-layout episodes per such evaluation (held-out ids are never used)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelConfig:
+    use_reward_model: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticModelConfig:
+    use_critic_model: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run."""
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    env: EnvGroupConfig = field(default_factory=EnvGroupConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    actor: ActorConfig
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+    reward: RewardModelConfig = field(default_factory=RewardModelConfig)
+    critic: CriticModelConfig = field(default_factory=CriticModelConfig)
+    weight_syncer: dict[str, Any] = field(default_factory=dict)
+    """Accepted for compatibility; how weights travel follows from the placement."""
+    compat: Literal["rlinf-0.4"] | None = None
+    """Restore the published code's defects, all together (docs/compat.md)."""

@@ -1,0 +1,57 @@
+"""Random numbers keyed by what they are for, so that placement, stage and rank never change them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+MASK64 = (1 << 64) - 1
+_STREAMS = {"train": 0, "eval": 1, "reset": 2, "shuffle": 3, "sft": 4, "init": 5}
+
+
+def generator(seed: int, stream: str, step: int, *counter: int) -> np.random.Generator:
+    """A numpy generator for (seed, stream, step, up to three counters): Philox, so equal keys give equal numbers anywhere."""
+    words = [0, *(c & MASK64 for c in counter), 0, 0, 0][:4]  # word 0 counts the draws
+    key = [seed & MASK64, ((step << 8) | _STREAMS[stream]) & MASK64]
+    return np.random.Generator(np.random.Philox(counter=np.array(words, np.uint64), key=np.array(key, np.uint64)))
+
+
+class Noise:
+    """Draws for one policy call: row i belongs to env `env_ids[i]`, whatever else is in the batch.
+
+    Example: Noise(seed=0, step=3, epoch=0, chunk=7, env_ids=[4, 5]).normal((5, 32)) -> f32 [2, 5, 32]
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        step: int,
+        epoch: int,
+        chunk: int,
+        env_ids: Sequence[int],
+        device: torch.device | str = "cpu",
+        stream: str = "train",
+    ) -> None:
+        self.device = torch.device(device)
+        self._generators = [generator(seed, stream, step, env, chunk, epoch) for env in env_ids]
+
+    def __len__(self) -> int:
+        return len(self._generators)
+
+    def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Standard normal f32 [B, *shape]."""
+        return self._draw(lambda g: g.standard_normal(shape, dtype=np.float32))
+
+    def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Uniform in [0, 1) f32 [B, *shape]."""
+        return self._draw(lambda g: g.random(shape, dtype=np.float32))
+
+    def integers(self, high: int, shape: tuple[int, ...] = ()) -> torch.Tensor:
+        """Uniform integers in [0, high) i64 [B, *shape]."""
+        return self._draw(lambda g: np.asarray(g.integers(0, high, shape, dtype=np.int64)))
+
+    def _draw(self, draw) -> torch.Tensor:
+        return torch.from_numpy(np.stack([draw(g) for g in self._generators])).to(self.device)

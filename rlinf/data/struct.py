@@ -1,0 +1,114 @@
+"""TensorStruct: frozen dataclasses of tensors with cat, stack, slice and device moves written once over their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+
+
+@dataclass(frozen=True)
+class TensorStruct:
+    """Base of every message: fields are tensors, nested structs, dicts of tensors, lists (one item per row) or None.
+
+    All rows run along the first dimension of every tensor.
+    """
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same struct with every tensor on `device`."""
+        return self.map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def map(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """The same struct with `fn` applied to every tensor; lists are kept."""
+        return replace(self, **{f.name: _map(getattr(self, f.name), fn) for f in fields(self)})
+
+    def __len__(self) -> int:
+        for f in fields(self):
+            n = _length(getattr(self, f.name))
+            if n is not None:
+                return n
+        raise ValueError(f"{type(self).__name__} holds no rows")
+
+    def __getitem__(self, index: slice | Sequence[int] | torch.Tensor) -> Self:
+        """Rows by slice, list of ints, index tensor or boolean mask (always a batch, never a single row)."""
+        return replace(self, **{f.name: _take(getattr(self, f.name), index) for f in fields(self)})
+
+    @classmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Parts one after another along the rows."""
+        if len(parts) == 1:
+            return parts[0]
+        return replace(parts[0], **{f.name: _join([getattr(p, f.name) for p in parts], torch.cat) for f in fields(cls)})
+
+    @classmethod
+    def stack(cls, parts: Sequence[Self]) -> Self:
+        """Parts along a new leading dimension; lists become lists of lists."""
+        return replace(
+            parts[0], **{f.name: _join([getattr(p, f.name) for p in parts], torch.stack) for f in fields(cls)}
+        )
+
+    def num_bytes(self) -> int:
+        """Bytes held by the tensors."""
+        total = 0
+
+        def count(t: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += t.numel() * t.element_size()
+            return t
+
+        self.map(count)
+        return total
+
+
+def _map(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return fn(value)
+    if isinstance(value, TensorStruct):
+        return value.map(fn)
+    if isinstance(value, dict):
+        return {k: _map(v, fn) for k, v in value.items()}
+    return value
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, torch.Tensor):
+        return value.shape[0]
+    if isinstance(value, TensorStruct | list):
+        return len(value)
+    if isinstance(value, dict):
+        return next((n for n in map(_length, value.values()) if n is not None), None)
+    return None
+
+
+def _take(value: Any, index: Any) -> Any:
+    if isinstance(value, torch.Tensor | TensorStruct):
+        return value[index]
+    if isinstance(value, dict):
+        return {k: _take(v, index) for k, v in value.items()}
+    if isinstance(value, list):
+        if isinstance(index, slice):
+            return value[index]
+        if isinstance(index, torch.Tensor):
+            index = index.nonzero().flatten() if index.dtype == torch.bool else index
+            index = index.tolist()
+        return [value[i] for i in index]
+    return value
+
+
+def _join(values: list[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    first = values[0]
+    if first is None:
+        if any(v is not None for v in values):
+            raise ValueError("cannot join None with a value: every part must have the field or none")
+        return None
+    if isinstance(first, torch.Tensor):
+        return join(values)
+    if isinstance(first, TensorStruct):
+        return type(first).cat(values) if join is torch.cat else type(first).stack(values)
+    if isinstance(first, dict):
+        return {k: _join([v[k] for v in values], join) for k in first}
+    if isinstance(first, list):
+        return [item for v in values for item in v] if join is torch.cat else list(values)
+    raise TypeError(f"cannot join values of type {type(first).__name__}")

@@ -1,0 +1,96 @@
+"""The messages that travel between workers.
+
+Letters: B envs in a call, C actions per chunk, A action dims, S state dims, N wrist cameras, T chunks in a rollout,
+V values per chunk (1, or C for an action-level critic), K critic-state dims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from rlinf.data.struct import TensorStruct
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Observation(TensorStruct):
+    """What a policy sees, as the simulator gave it; resizing is the policy's business, on its own device."""
+
+    images: Tensor  # u8 [B, H, W, 3]
+    wrist_images: Tensor | None  # u8 [B, N, h, w, 3]
+    states: Tensor | None  # f32 [B, S]
+    task_descriptions: list[str]
+    critic_state: Tensor | None = None  # f32 [B, K]; privileged, for an asymmetric critic only
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One finished episode; metrics, evaluation tables and reports are all computed from these."""
+
+    suite: str
+    task: str
+    reset_id: int
+    seed: int
+    env_id: int  # global index of the env that played it
+    steps: int  # primitive steps until the episode ended
+    episode_return: float
+    success_once: bool
+    success_at_end: bool
+    extra: dict[str, float] = field(default_factory=dict)  # e.g. subtasks solved, grasped
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class EnvStep(TensorStruct):
+    """The result of one chunk (or of a reset, where rewards and flags are zero)."""
+
+    obs: Observation
+    rewards: Tensor  # f32 [B, C]
+    terminated: Tensor  # bool [B, C]
+    truncated: Tensor  # bool [B, C]
+    valid: Tensor  # bool [B, C]; False where nothing was simulated: a lost step, or an env that waits for the next reset
+    lost: Tensor  # bool [B]; True where a simulator died in this chunk: the whole partial episode is worthless
+    final_obs: Observation | None = None  # rows in the order of final_rows
+    final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
+    episodes: tuple[EpisodeRecord, ...] = ()  # episodes that ended in this chunk (whole call, not per row)
+
+
+@dataclass(frozen=True)
+class PolicyOutput(TensorStruct):
+    """What `Policy.predict` returns. Only `actions` travel to the env; the rest stays with the rollout rank."""
+
+    actions: Tensor  # f32 [B, C, A] un-normalised, in the policy's own convention; the bridge converts for the simulator
+    logprobs: Tensor  # f32 [B, C, A]
+    values: Tensor | None  # f32 [B, V]
+    replay: dict[str, Tensor]  # what evaluate() needs again
+    cache: dict[str, Tensor] | None = None  # pure functions of frozen weights (prefix KV): kept only while the budget lasts
+
+
+@dataclass(frozen=True)
+class PolicyEval(TensorStruct):
+    """What `Policy.evaluate` returns, with gradients."""
+
+    logprobs: Tensor  # f32 [N, C, A]
+    values: Tensor | None  # f32 [N, V]
+    entropy: Tensor | None  # f32 [N, C, A]
+
+
+@dataclass(frozen=True)
+class Trajectory(TensorStruct):
+    """One iteration's experience of a rollout rank; rollout epochs are laid side by side along B."""
+
+    rewards: Tensor  # f32 [T, B, C]
+    terminated: Tensor  # bool [T, B, C]
+    truncated: Tensor  # bool [T, B, C]
+    valid: Tensor  # bool [T, B, C]
+    lost: Tensor  # bool [T, B]
+    logprobs: Tensor  # f32 [T, B, C, A]
+    values: Tensor | None  # f32 [T + 1, B, V]
+    final_values: Tensor | None  # f32 [T, B, V]; V(final_obs) where an episode ended and was reset, else 0
+    replay: dict[str, Tensor]  # [T, B, ...]

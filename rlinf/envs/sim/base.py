@@ -1,0 +1,106 @@
+"""What a simulator file implements. Runs in the simulator's own process: numpy and the standard library only.
+
+A simulator `foo` is one file `envs/sim/foo.py` (or a package), found by `env_type: foo`, with
+- `Options`, a frozen dataclass: every key that `env.{train,eval}.init_params` may hold, plus `task_suite_name`;
+- `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
+- `Scene(options)`, a `Simulator`;
+- `Expert(options)` where scripted demonstrations exist.
+Imports of the simulator itself belong inside `Scene`, never at the top of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """The shape of one benchmark suite, known without starting the simulator."""
+
+    suite: str
+    tasks: tuple[str, ...]
+    action_dim: int
+    action_names: tuple[str, ...]
+    gripper: Literal["none", "sign", "binary_pm1", "absolute"]  # how the simulator reads the gripper column
+    state_dim: int
+    image_size: tuple[int, int]  # height, width of the main camera
+    reset_ids: Mapping[str, Sequence[int]]  # "train", "demo", "eval": disjoint, each id means the same scene everywhere
+    control_hz: float
+    num_wrist_images: int = 0
+    wrist_image_size: tuple[int, int] = (0, 0)
+    critic_state_dim: int = 0  # privileged state for an asymmetric critic; 0: the simulator offers none
+
+
+@dataclass
+class ChunkResult:
+    """What happened during one chunk of C actions; entries after `steps` are zero."""
+
+    rewards: Array  # f32 [C] the benchmark's own reward level before differencing (0/1 success for sparse tasks)
+    success: Array  # bool [C]
+    done: Array  # bool [C]; terminal for reasons other than success
+    steps: int  # actions executed; less than C when told to stop at success
+    info: dict[str, float] = field(default_factory=dict)  # subtasks, grasp flags, ... latched per episode
+    frames: list[Array] = field(default_factory=list)  # u8 [H, W, 3] per executed step, only while a video records
+
+
+class Simulator(Protocol):
+    """One scene."""
+
+    def reset(self, reset_id: int) -> None:
+        """Start the episode `reset_id`: same id, same pixels, bit for bit."""
+
+    def task(self) -> str:
+        """Name of the running task (a member of EnvSpec.tasks)."""
+
+    def step_chunk(self, actions: Array, *, stop_on_success: bool, record: bool) -> ChunkResult:
+        """Execute actions f32 [C, A] in the simulator's convention; frames are rendered only when `record`."""
+
+    def observe(self) -> dict[str, Any]:
+        """images u8 [H,W,3], wrist_images u8 [N,h,w,3] or None, states f32 [S], task_description str,
+        critic_state f32 [K] or None. Called once per chunk."""
+
+    def get_state(self) -> bytes:
+        """Everything needed to continue this episode bit for bit."""
+
+    def set_state(self, state: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Expert(Protocol):
+    """A scripted policy that may look into the simulator; success is judged by the benchmark's own oracle, never by it."""
+
+    def act(self, sim: Any) -> Array:
+        """One action f32 [A] for the scene's current state."""
+
+
+class ReplayState:
+    """get_state/set_state for deterministic simulators: an episode is its reset id and the actions taken since.
+
+    A scene that mixes this in calls `_begin(reset_id)` in reset and `_remember(actions)` for executed actions.
+    """
+
+    _reset_id: int
+    _history: list[Array]
+
+    def _begin(self, reset_id: int) -> None:
+        self._reset_id, self._history = int(reset_id), []
+
+    def _remember(self, actions: Array) -> None:
+        self._history.append(np.array(actions, np.float32))
+
+    def get_state(self) -> bytes:
+        return json.dumps({"reset_id": self._reset_id, "actions": [a.tolist() for a in self._history]}).encode()
+
+    def set_state(self, state: bytes) -> None:
+        saved = json.loads(state)
+        self.reset(saved["reset_id"])  # type: ignore[attr-defined]
+        for actions in saved["actions"]:
+            self.step_chunk(np.array(actions, np.float32), stop_on_success=False, record=False)  # type: ignore[attr-defined]

@@ -1,0 +1,77 @@
+"""Torch-free description of a model: the `actor.model` block and what a policy promises its workers."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """What workers, plan and config checks may know of a policy."""
+
+    action_dim: int  # columns of `PolicyOutput.actions`
+    num_action_chunks: int
+    image_size: int  # pixels of the square the model sees
+    num_images: int  # cameras the model reads (main first, then wrist)
+    uses_state: bool
+    state_dim: int  # state columns the model reads; 0 when it reads none
+    has_logprob: bool  # an L1-regression head has none: RL on it is refused at config check
+    has_value: bool
+    values_per_chunk: int  # V: 1, or num_action_chunks for an action-level critic
+    critic_state_dim: int  # privileged state its critic reads; 0 for none
+    trainable: Literal["all", "lora", "expert"]  # what weight sync and optimiser see
+    binary_gripper: bool = False  # a token policy's gripper has no meaningful zero: 0 maps to -1 where a sign is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """`actor.model`: keys every model understands. A model's own `Config` extends it (models/<model_type>/config.py)."""
+
+    model_type: str
+    """Folder under rlinf/models that implements the policy."""
+    model_path: str | None = None
+    """Checkpoint folder to start from; null starts from random weights (only sizes other than `base`, or with a warning)."""
+    size: str = "base"
+    """`base` (published), `small` (one GPU), `compact` (two CPU cores)."""
+    precision: str | None = None
+    """fp32, bf16, or null to keep the model's own rule."""
+    num_action_chunks: int = 1
+    """Actions executed per policy call (C)."""
+    action_dim: int = 7
+    """Columns of an action as the policy gives it."""
+    use_proprio: bool = False
+    """Whether the model reads the robot state."""
+    unnorm_key: str | None = None
+    """Which action statistics of the checkpoint to un-normalise with."""
+    add_value_head: bool = False
+    """Whether a critic head is attached; needed by loss_type actor_critic."""
+    value_type: Literal["chunk_level", "action_level"] = "chunk_level"
+    """One value per chunk, or one per action."""
+    is_lora: bool = False
+    """Train adapters instead of the weights."""
+    lora_rank: int = 32
+    lora_path: str | None = None
+    """Adapter folder to start from."""
+    policy_setup: str | None = None
+    """Robot convention of the checkpoint, e.g. widowx_bridge."""
+    num_images_in_input: int = 1
+    """Cameras fed to the model: the main one first, then wrist cameras."""
+
+    def spec(self) -> PolicySpec:
+        """The promises of this configuration; raises ValueError naming the key when it is impossible."""
+        raise NotImplementedError
+
+
+def available_models() -> list[str]:
+    """Every model_type: the folders beside this file that declare a Config."""
+    return sorted(p.parent.name for p in Path(__file__).parent.glob("*/config.py"))
+
+
+def find_config(model_type: str) -> type[ModelConfig]:
+    """The `Config` of a model, by the name of its folder."""
+    if model_type not in available_models():
+        raise ValueError(f"unknown model_type {model_type!r}; available: {', '.join(available_models())}")
+    return importlib.import_module(f"rlinf.models.{model_type}.config").Config

@@ -1,0 +1,72 @@
+"""Policy: the one contract between workers and models, and how a model is found by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from torch import nn
+
+from rlinf.data.noise import Noise
+from rlinf.data.types import Observation, PolicyEval, PolicyOutput
+from rlinf.models.config import ModelConfig, PolicySpec
+
+
+class Policy(nn.Module):
+    """A vision-language-action policy. Workers never ask which one they hold."""
+
+    spec: PolicySpec
+
+    @classmethod
+    def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
+        """From `cfg.model_path`, or from random weights drawn from `seed` when there is none."""
+        raise NotImplementedError
+
+    def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
+        """Actions for one chunk; no gradients. `eval` is the deterministic sampler, without log-probs worth keeping."""
+        raise NotImplementedError
+
+    def evaluate(
+        self,
+        replay: dict[str, torch.Tensor],
+        *,
+        values: bool,
+        entropy: bool,
+        cache: dict[str, torch.Tensor] | None = None,
+    ) -> PolicyEval:
+        """Log-probs (and values, entropy) of stored actions under the current weights, with gradients.
+
+        At unchanged weights it returns predict's numbers. `cache` holds the rows of PolicyOutput.cache when they were kept.
+        """
+        raise NotImplementedError
+
+    def value(self, obs: Observation, *, noise: Noise) -> torch.Tensor:
+        """Critic value f32 [B, V] without sampling an action; no gradients."""
+        raise NotImplementedError
+
+    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise) -> torch.Tensor:
+        """Imitation loss, a scalar with gradients, for expert action chunks f32 [B, C, A] in env units."""
+        raise NotImplementedError
+
+    def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
+        """Set the normalisation statistics from a data set (states [M, S], actions [M, A]); saved beside the weights."""
+        raise NotImplementedError
+
+    def set_global_step(self, step: int) -> None:
+        """Told before each rollout; samplers with an annealed noise level read it."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write config.json, weights as safetensors, normalisation statistics and tokenizer: `build` reads it back."""
+        raise NotImplementedError
+
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What the optimiser steps and weight sync sends."""
+        return ((n, p) for n, p in self.named_parameters() if p.requires_grad)
+
+
+def find_policy(model_type: str) -> type[Policy]:
+    """The `Policy` class of a model, by the name of its folder."""
+    return importlib.import_module(f"rlinf.models.{model_type}.policy").Policy
