@@ -15,7 +15,7 @@ class AlgorithmConfig:
     adv_type: str = "gae"
     """Advantage estimator: gae, grpo (any function registered in algorithms/advantages.py)."""
     loss_type: str = "actor_critic"
-    """Loss: actor_critic (PPO with a critic), actor (no critic, GRPO)."""
+    """Loss: actor_critic (PPO with a critic), actor (no critic, GRPO), decoupled_actor_critic (stale experience)."""
     group_size: int = 1
     """Envs that share a start; GRPO compares members of a group. Must equal env.train.group_size."""
     reward_type: Literal["chunk_level", "action_level"] = "chunk_level"
@@ -40,6 +40,12 @@ class AlgorithmConfig:
     """Bound the loss of negative advantages by clip_ratio_c * |A|; the published runs had it off."""
     clip_ratio_c: float = 3.0
     """The dual-clip constant; inert unless dual_clip."""
+    clip_log_ratio_min: float | None = None
+    """Lower bound on new - old log-prob before the exponential; null for none."""
+    clip_log_ratio_max: float | None = None
+    """Upper bound on new - old log-prob before the exponential; null for none."""
+    behave_weight_threshold: float | None = None
+    """decoupled_actor_critic: entries whose proximal/behaviour ratio exceeds this are dropped; null keeps all."""
     value_clip: float = 0.2
     """Clip range of the value update."""
     huber_delta: float = 10.0

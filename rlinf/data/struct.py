@@ -99,9 +99,9 @@ def _take(value: Any, index: Any) -> Any:
 
 def _join(values: list[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
     first = values[0]
+    if any((v is None) != (first is None) for v in values):
+        raise ValueError("cannot join None with a value: every part must have the field or none")
     if first is None:
-        if any(v is not None for v in values):
-            raise ValueError("cannot join None with a value: every part must have the field or none")
         return None
     if isinstance(first, torch.Tensor):
         return join(values)

@@ -6,7 +6,8 @@ V values per chunk (1, or C for an action-level critic), K critic-state dims.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ import torch
 from rlinf.data.struct import TensorStruct
 
 Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something happens in a run; randomness is keyed by it."""
+
+    step: int  # training step
+    epoch: int  # rollout epoch within it
+    chunk: int  # chunk within the epoch
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,37 @@ class EnvStep(TensorStruct):
     lost: Tensor  # bool [B]; True where a simulator died in this chunk: the whole partial episode is worthless
     final_obs: Observation | None = None  # rows in the order of final_rows
     final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
-    episodes: tuple[EpisodeRecord, ...] = ()  # episodes that ended in this chunk (whole call, not per row)
+    episodes: tuple[EpisodeRecord, ...] = ()  # episodes that ended in this chunk; kept by the env worker, never sent on
+
+    def __getitem__(self, index: Any) -> EnvStep:
+        """Rows by slice; the finished episodes of the slice come along."""
+        rows = TensorStruct.__getitem__(replace(self, final_obs=None, final_rows=None), index)
+        if self.final_rows is None or self.final_obs is None:
+            return rows
+        lo, hi, _ = index.indices(len(self))
+        keep = (self.final_rows >= lo) & (self.final_rows < hi)
+        if not keep.any():
+            return rows
+        return replace(rows, final_obs=self.final_obs[keep], final_rows=self.final_rows[keep] - lo)
+
+    @classmethod
+    def cat(cls, parts: Sequence[EnvStep]) -> EnvStep:
+        """Parts one after another; finished episodes are renumbered."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = cls(
+            obs=Observation.cat([p.obs for p in parts]),
+            **{n: torch.cat([getattr(p, n) for p in parts]) for n in ("rewards", "terminated", "truncated", "valid", "lost")},
+        )
+        offset, finals, rows = 0, [], []
+        for part in parts:
+            if part.final_rows is not None and part.final_obs is not None:
+                finals.append(part.final_obs)
+                rows.append(part.final_rows + offset)
+            offset += len(part)
+        if not rows:
+            return joined
+        return replace(joined, final_obs=Observation.cat(finals), final_rows=torch.cat(rows))
 
 
 @dataclass(frozen=True)
@@ -94,3 +134,18 @@ class Trajectory(TensorStruct):
     values: Tensor | None  # f32 [T + 1, B, V]
     final_values: Tensor | None  # f32 [T, B, V]; V(final_obs) where an episode ended and was reset, else 0
     replay: dict[str, Tensor]  # [T, B, ...]
+
+    @classmethod
+    def cat_envs(cls, parts: Sequence[Trajectory]) -> Trajectory:
+        """Trajectories of several rollout ranks side by side along B."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def join(values: list[Any]) -> Any:
+            if values[0] is None:
+                return None
+            if isinstance(values[0], dict):
+                return {k: join([v[k] for v in values]) for k in values[0]}
+            return torch.cat(values, dim=1)
+
+        return cls(**{f.name: join([getattr(p, f.name) for p in parts]) for f in fields(cls)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,22 @@ class ModelConfig:
     """Robot convention of the checkpoint, e.g. widowx_bridge."""
     num_images_in_input: int = 1
     """Cameras fed to the model: the main one first, then wrist cameras."""
+
+    def completed(self, *, critic_state_dim: int, compat: str | None) -> Self:
+        """This block with what only the rest of the config knows: the simulator's privileged state, the compat switch."""
+        return self
+
+    def num_parameters(self) -> dict[str, int]:
+        """Parameter counts by part."""
+        raise NotImplementedError
+
+    def num_trainable_parameters(self) -> int:
+        """Parameters the optimiser sees."""
+        return sum(self.num_parameters().values())
+
+    def cache_bytes_per_sample(self) -> int:
+        """Largest size of one sample's row in the cache of frozen computations; 0 when the model keeps none."""
+        return 0
 
     def spec(self) -> PolicySpec:
         """The promises of this configuration; raises ValueError naming the key when it is impossible."""

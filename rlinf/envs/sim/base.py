@@ -20,6 +20,47 @@ import numpy as np
 Array = np.ndarray
 
 
+class SetupError(RuntimeError):
+    """Something is not installed; the text says what, and the line that installs it."""
+
+
+TASK_STRIDE = 1_000_000  # reset id = task number * TASK_STRIDE + layout seed
+
+
+@dataclass(frozen=True)
+class IdGrid(Sequence[int]):
+    """The reset ids of some tasks x a range of layout seeds, without writing them out.
+
+    Order: task by task, or `interleaved` (every task once, then the next layout) so that any run of ids mixes the tasks.
+    """
+
+    tasks: tuple[int, ...]  # task numbers in the order of EnvSpec.tasks
+    layouts: range
+    interleaved: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tasks) * len(self.layouts)
+
+    def __getitem__(self, index):  # type: ignore[override]
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"reset id number {index} of {len(self)}")
+        index %= len(self)
+        layout, task = divmod(index, len(self.tasks)) if self.interleaved else divmod(index, len(self.layouts))[::-1]
+        return self.tasks[task] * TASK_STRIDE + self.layouts[layout]
+
+    def __contains__(self, reset_id: object) -> bool:
+        if not isinstance(reset_id, int):
+            return False
+        task, layout = divmod(reset_id, TASK_STRIDE)
+        return task in self.tasks and layout in self.layouts
+
+    def of_task(self, position: int) -> IdGrid:
+        """The ids of the task at `position` in EnvSpec.tasks."""
+        return IdGrid((self.tasks[position],), self.layouts)
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """The shape of one benchmark suite, known without starting the simulator."""
@@ -48,6 +89,16 @@ class ChunkResult:
     steps: int  # actions executed; less than C when told to stop at success
     info: dict[str, float] = field(default_factory=dict)  # subtasks, grasp flags, ... latched per episode
     frames: list[Array] = field(default_factory=list)  # u8 [H, W, 3] per executed step, only while a video records
+
+    @classmethod
+    def zeros(cls, num_actions: int) -> ChunkResult:
+        """A result to fill in, step by step."""
+        return cls(
+            rewards=np.zeros(num_actions, np.float32),
+            success=np.zeros(num_actions, bool),
+            done=np.zeros(num_actions, bool),
+            steps=0,
+        )
 
 
 class Simulator(Protocol):

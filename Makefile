@@ -1,0 +1,36 @@
+# make quickstart   set up and run the main job: demonstrations -> imitation -> PPO, with success before and after
+# make test         set up and run the tests
+SEED ?= 0
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: setup system quickstart test lint docs clean
+
+setup: system $(STAMP)
+
+system:
+	@bash requirements/system.sh
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,datasets,video,tensorboard,dev]'
+	@touch $@
+
+quickstart: setup
+	$(VENV)/bin/rlinf quickstart --seed $(SEED)
+
+test: setup lint
+	$(PY) -m pytest -q -m "not slow and not gpu"
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+docs: $(STAMP)
+	$(PY) -m rlinf.metrics.names > docs/metrics.md
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,249 @@
+"""Rules that involve several keys. Each failure is one line: key, value, rule and the nearest values that work."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import rlinf.algorithms.config
+from rlinf.config.schema import Config, EnvConfig
+from rlinf.envs.sim.base import EnvSpec
+from rlinf.envs.spec import env_spec
+from rlinf.errors import UserError
+from rlinf.models.config import PolicySpec
+from rlinf.runtime.placement import COMPONENTS, Plan, make_plan
+
+logger = logging.getLogger(__name__)
+
+Purpose = Literal["train", "eval", "sft", "collect", "plan"]
+LOGGERS = ("tensorboard", "wandb", "swanlab")
+PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
+
+
+def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> None:
+    """Refuse what cannot run, before anything starts. Only what `purpose` will use is checked."""
+    policy = policy_spec(cfg)
+    _check_runner(cfg)
+    if purpose == "collect":
+        return
+    training = purpose in ("train", "plan") and not cfg.runner.only_eval
+    if training or purpose == "sft":
+        _check_fit("env.train", cfg.env.train, policy)
+    if purpose == "sft":
+        _check_weights(cfg, purpose)
+        return
+    plan = make_plan(cfg, devices)
+    if training:
+        _check_envs("env.train", cfg.env.train, plan, policy, groups=True)
+        _check_algorithm(cfg, policy)
+        _check_batches(cfg, plan, policy)
+    if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
+        _check_fit("env.eval", cfg.env.eval, policy)
+        _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
+        _check_trials(cfg.env.eval)
+    _check_weights(cfg, purpose)
+
+
+def policy_spec(cfg: Config) -> PolicySpec:
+    """What the configured policy promises."""
+    try:
+        return cfg.actor.model.spec()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def is_placeholder(path: str | None) -> bool:
+    """Whether a recipe's `/path/to/...` was left as it is."""
+    return path is not None and path.startswith("/path/to")
+
+
+@cache
+def registered(kind: Literal["advantage", "loss"]) -> tuple[str, ...]:
+    """The names that `@advantage("...")` or `@loss("...")` give in rlinf/algorithms, read without importing torch."""
+    folder = Path(rlinf.algorithms.config.__file__).parent
+    return tuple(sorted(n for p in folder.glob("*.py") for n in re.findall(rf'^@{kind}\("(\w+)"\)', p.read_text(), re.M)))
+
+
+def _check_runner(cfg: Config) -> None:
+    runner = cfg.runner
+    for key, value in (
+        ("max_steps", runner.max_steps),
+        ("val_check_interval", runner.val_check_interval),
+        ("save_interval", runner.save_interval),
+    ):
+        if value != -1 and value <= 0:
+            raise UserError(f"runner.{key}={value} must be positive, or -1 for none")
+    for key, value in (("max_epochs", runner.max_epochs), ("weight_sync_interval", runner.weight_sync_interval)):
+        if value <= 0:
+            raise UserError(f"runner.{key}={value} must be positive")
+    if runner.keep_checkpoints < 0:
+        raise UserError(f"runner.keep_checkpoints={runner.keep_checkpoints} must be 0 (keep all) or positive")
+    for name in runner.logger.logger_backends:
+        if name not in LOGGERS:
+            raise UserError(f"runner.logger.logger_backends: unknown {name!r}; available: {', '.join(LOGGERS)}")
+    for block, used in (("reward.use_reward_model", cfg.reward.use_reward_model), ("critic.use_critic_model", cfg.critic.use_critic_model)):
+        if used:
+            raise UserError(f"{block}=True is not supported; set it to false")
+
+
+def _check_weights(cfg: Config, purpose: Purpose) -> None:
+    """Weights must be there where they are needed; small sizes may start from random ones."""
+    model, key = cfg.actor.model, "actor.model.model_path"
+    if model.precision not in PRECISIONS:
+        raise UserError(f"actor.model.precision={model.precision!r} must be fp32, bf16 or null")
+    if purpose == "plan":
+        return
+    if is_placeholder(model.model_path):
+        raise UserError(f"{key}={model.model_path!r} is a placeholder; set it to the folder of the downloaded checkpoint")
+    if model.model_path is None:
+        if model.size == "base" and purpose != "sft":
+            raise UserError(f"{key} is not set; size base needs a checkpoint folder (actor.model.size=compact starts without one)")
+        if purpose != "sft":
+            logger.warning("%s is not set: the policy starts from random weights", key)
+    elif not Path(model.model_path).exists():
+        raise UserError(f"{key}={model.model_path!r} does not exist")
+    if model.is_lora and model.lora_path is not None and not Path(model.lora_path).exists():
+        raise UserError(f"actor.model.lora_path={model.lora_path!r} does not exist")
+
+
+def _check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
+    """The simulator must offer what the policy reads and take what it gives."""
+    spec = env_spec(env, path)
+    _check_action(path, spec, policy)
+    cameras = 1 + spec.num_wrist_images
+    if policy.num_images > cameras:
+        raise UserError(f"{path}: suite {spec.suite} has {cameras} camera(s), the model reads {policy.num_images}")
+    if policy.uses_state and policy.state_dim > spec.state_dim:
+        raise UserError(f"{path}: suite {spec.suite} has {spec.state_dim} state columns, the model reads {policy.state_dim}")
+    if policy.critic_state_dim not in (0, spec.critic_state_dim):
+        raise UserError(
+            f"{path}: suite {spec.suite} has a privileged state of {spec.critic_state_dim} columns, "
+            f"the critic reads {policy.critic_state_dim}"
+        )
+
+
+def _check_action(path: str, spec: EnvSpec, policy: PolicySpec) -> None:
+    if policy.action_dim != spec.action_dim:
+        raise UserError(f"actor.model.action_dim={policy.action_dim} must be {spec.action_dim} for {path} ({spec.suite})")
+
+
+def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, groups: bool) -> None:
+    """Envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes."""
+    total, chunk = env.total_num_envs, policy.num_action_chunks
+    for key, value in (
+        ("total_num_envs", total),
+        ("group_size", env.group_size),
+        ("rollout_epoch", env.rollout_epoch),
+        ("max_steps_per_rollout_epoch", env.max_steps_per_rollout_epoch),
+        ("max_episode_steps", env.max_episode_steps),
+    ):
+        if value <= 0:
+            raise UserError(f"{path}.{key}={value} must be positive")
+    if plan.stages <= 0:
+        raise UserError(f"rollout.pipeline_stage_num={plan.stages} must be positive")
+    group = env.group_size if groups else 1
+    for component in COMPONENTS if groups else COMPONENTS[:2]:
+        ranks = len(plan.slots(component))
+        if total % (ranks * plan.stages):
+            unit = ranks * plan.stages * group
+            raise UserError(
+                f"{path}.total_num_envs={total} must divide by {component} ranks x stages = {ranks} x {plan.stages} = "
+                f"{ranks * plan.stages}; {_nearest(total, unit)}"
+            )
+        share = total // (ranks * plan.stages)
+        if share % group:
+            raise UserError(
+                f"{path}.total_num_envs={total} gives {share} envs per {component} rank and stage, which must divide by "
+                f"group_size={group}; {_nearest(total, ranks * plan.stages * group)}"
+            )
+    for key, steps in (
+        ("max_steps_per_rollout_epoch", env.max_steps_per_rollout_epoch),
+        ("max_episode_steps", env.max_episode_steps),
+    ):
+        if steps % chunk:
+            raise UserError(
+                f"{path}.{key}={steps} must divide by actor.model.num_action_chunks={chunk}; {_nearest(steps, chunk)}"
+            )
+
+
+def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
+    algorithm, train = cfg.algorithm, cfg.env.train
+    kinds: tuple[tuple[str, str, Literal["advantage", "loss"]], ...] = (
+        ("adv_type", algorithm.adv_type, "advantage"),
+        ("loss_type", algorithm.loss_type, "loss"),
+    )
+    for key, value, kind in kinds:
+        if value not in registered(kind):
+            raise UserError(f"algorithm.{key}={value!r} is unknown; available: {', '.join(registered(kind))}")
+    if not policy.has_logprob:
+        raise UserError(f"actor.model: this {cfg.actor.model.model_type} policy gives no log-probs and cannot be trained by RL")
+    if algorithm.group_size != train.group_size:
+        raise UserError(f"algorithm.group_size={algorithm.group_size} must equal env.train.group_size={train.group_size}")
+    if algorithm.adv_type == "grpo":
+        if algorithm.group_size <= 1:
+            raise UserError(
+                f"algorithm.group_size={algorithm.group_size} must be at least 2 for adv_type grpo, which compares group members"
+            )
+        if train.auto_reset:
+            raise UserError("env.train.auto_reset=True must be false for adv_type grpo: a group plays one episode each")
+    for key, needed in (("loss_type", algorithm.loss_type.endswith("actor_critic")), ("adv_type", algorithm.adv_type == "gae")):
+        if needed and not policy.has_value:
+            value = algorithm.loss_type if key == "loss_type" else algorithm.adv_type
+            raise UserError(f"actor.model.add_value_head=False must be true for algorithm.{key}={value}, which needs a critic")
+    if algorithm.kl_beta != 0:
+        raise UserError(f"algorithm.kl_beta={algorithm.kl_beta} must be 0: there is no reference policy")
+    if algorithm.update_epoch <= 0:
+        raise UserError(f"algorithm.update_epoch={algorithm.update_epoch} must be positive")
+    if algorithm.filter_rewards and algorithm.rewards_lower_bound > algorithm.rewards_upper_bound:
+        raise UserError(
+            f"algorithm.rewards_lower_bound={algorithm.rewards_lower_bound} must not exceed "
+            f"rewards_upper_bound={algorithm.rewards_upper_bound}"
+        )
+
+
+def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
+    """Micro batches fill the global batch on every rank, and global batches fill the rollout."""
+    micro, batch, ranks = cfg.actor.micro_batch_size, cfg.actor.global_batch_size, len(plan.actor)
+    for key, value in (("micro_batch_size", micro), ("global_batch_size", batch)):
+        if value <= 0:
+            raise UserError(f"actor.{key}={value} must be positive")
+    if batch % (micro * ranks):
+        raise UserError(
+            f"actor.global_batch_size={batch} must divide by micro_batch_size x actor ranks = {micro} x {ranks} = "
+            f"{micro * ranks}; {_nearest(batch, micro * ranks)}"
+        )
+    size = rollout_size(cfg)
+    if size % batch:
+        train = cfg.env.train
+        legal = [b for b in range(micro * ranks, size + 1, micro * ranks) if size % b == 0]
+        below, above = [b for b in legal if b < batch][-1:], [b for b in legal if b > batch][:1]
+        near = f"nearest are {' and '.join(map(str, below + above))}" if legal else f"micro_batch_size={micro} fits none"
+        raise UserError(
+            f"actor.global_batch_size={batch} must divide the rollout of {size} samples (chunks x envs x rollout_epoch = "
+            f"{train.max_steps_per_rollout_epoch // policy.num_action_chunks} x {train.total_num_envs} x {train.rollout_epoch}); {near}"
+        )
+
+
+def _check_trials(env: EnvConfig) -> None:
+    held_out = len(env_spec(env, "env.eval").reset_ids["eval"])
+    if env.num_trials < -1 or env.num_trials > held_out:
+        raise UserError(
+            f"env.eval.num_trials={env.num_trials} must be -1 (all), 0 (derived) or at most {held_out}, the held-out ids of the suite"
+        )
+
+
+def rollout_size(cfg: Config) -> int:
+    """Samples (chunks) of one training step over all ranks."""
+    train = cfg.env.train
+    chunks = train.max_steps_per_rollout_epoch // cfg.actor.model.num_action_chunks
+    return chunks * train.total_num_envs * train.rollout_epoch
+
+
+def _nearest(value: int, unit: int) -> str:
+    """The multiples of `unit` around `value`."""
+    below, above = value // unit * unit, -(-value // unit) * unit
+    return f"nearest are {below} and {above}" if below else f"nearest is {above}"

@@ -1,0 +1,243 @@
+"""Hydra composes the YAML files; overrides and old names are applied on top, and every key remembers where it came from.
+
+Trees are plain dicts whose strings may still hold `${...}`; `resolve` turns them into values at the very end.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlinf.config.aliases import DROPPED, OLD_GROUPS, RENAMED, is_below, rename_path
+from rlinf.errors import UserError
+
+Tree = dict[str, Any]
+COMMAND_LINE = "command line"
+PLACEMENT = "cluster.component_placement"
+ABSENT = object()  # what `get` returns for a key nobody set; None is a value
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The keys one source set."""
+
+    source: str  # a file as the user would name it, or `command line`
+    tree: Tree
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The merged tree before interpolation, and its layers, the last one winning."""
+
+    tree: Tree
+    layers: tuple[Layer, ...]  # fragments, the config itself, the command line
+
+    def rank(self, path: str) -> int:
+        """Index of the last layer that sets `path`; -1 for none."""
+        return max((i for i, layer in enumerate(self.layers) if get(layer.tree, path) is not ABSENT), default=-1)
+
+    def origin(self, path: str) -> str:
+        """The source that set `path`, under its present or an old name; the config itself for keys left to default."""
+        names = [path, *(old + path[len(n) :] for old, new in RENAMED.items() for n in new if is_below(path, n))]
+        rank = max(self.rank(name) for name in names)
+        return self.layers[rank if rank >= 0 else -2].source
+
+
+def default_config_dir() -> Path:
+    """examples/embodiment/config of the working folder, else of the checkout this file belongs to."""
+    here = Path("examples/embodiment/config")
+    return here.resolve() if here.is_dir() else Path(__file__).parents[2] / here
+
+
+def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path) -> Composed:
+    """Read a config by name or path, with its fragments, overrides and old names."""
+    file = find_config_file(name_or_path, config_dir)
+    groups = [o for o in overrides if _picks_fragment(o)]
+    _register_old_groups(config_dir)
+    arguments = [*groups, f"hydra.searchpath=['file://{config_dir.resolve()}']"]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(file.parent), version_base="1.3"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice about search paths
+            loader = GlobalHydra.instance().config_loader()
+            defaults = loader.compute_defaults_list(file.stem, arguments, RunMode.RUN).defaults
+            tree = _plain(compose(file.stem, arguments))
+        layers = [
+            Layer(_shown(path), _mounted(path, item.package or ""))
+            for item in defaults
+            if (path := _fragment(item.config_path or "", (file.parent, config_dir))) is not None
+        ]
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{_shown(file)}: {_one_line(error)}") from error
+    command_line: Tree = {}
+    for override in overrides:
+        if override not in groups:
+            _override(tree, command_line, override)
+    composed = Composed(tree, (*layers, Layer(COMMAND_LINE, command_line)))
+    _apply_aliases(composed)
+    return composed
+
+
+def find_config_file(name_or_path: str, config_dir: Path) -> Path:
+    """The YAML file meant by a path, or by a name in `config_dir` whatever its capitals."""
+    given = Path(name_or_path)
+    if given.suffix in (".yaml", ".yml") and given.is_file():
+        return given.resolve()
+    names = {p.stem: p for p in sorted(config_dir.glob("*.yaml"))}
+    name = given.name.removesuffix(".yaml")
+    for candidate in (name, name.lower()):
+        if candidate in names and len(given.parts) == 1:
+            return names[candidate].resolve()
+    near = get_close_matches(name, names, 3) or sorted(names)
+    raise UserError(f"config {name_or_path!r} not found in {_shown(config_dir)}; did you mean {', '.join(near)}?")
+
+
+def resolve(composed: Composed, defaults: Tree) -> Tree:
+    """Values of every key: `defaults` below the composed tree, interpolations resolved, old names gone."""
+    conf = OmegaConf.create(merged(defaults, composed.tree))
+    try:
+        tree = OmegaConf.to_container(conf, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        where = error.full_key or ""
+        raise UserError(f"{composed.origin(where)}: {where}: {_one_line(error.msg or error)}") from error
+    assert isinstance(tree, dict)
+    for old in [*RENAMED, *DROPPED]:
+        parent, _, name = old.rpartition(".")
+        block = get(tree, parent)
+        if isinstance(block, dict):
+            block.pop(name, None)
+    return tree
+
+
+def get(tree: Any, path: str) -> Any:
+    """The node at a dotted path, or ABSENT."""
+    for key in path.split("."):
+        if not isinstance(tree, dict) or key not in tree:
+            return ABSENT
+        tree = tree[key]
+    return tree
+
+
+def put(tree: Tree, path: str, value: Any) -> None:
+    """Set a dotted path, making the blocks above it; a block is merged into a block that is there."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        if not isinstance(tree.get(parent), dict):
+            tree[parent] = {}
+        tree = tree[parent]
+    old = tree.get(name)
+    tree[name] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+
+
+def merged(base: Tree, over: Tree) -> Tree:
+    """`base` with the keys of `over` on top, block by block."""
+    both = {k: merged(base[k], v) if isinstance(base.get(k), dict) and isinstance(v, dict) else v for k, v in over.items()}
+    return {**base, **both}
+
+
+def _register_old_groups(config_dir: Path) -> None:
+    """Let Hydra find fragments under their old folders: `training_backend/fsdp@...`, `env/train: NAME`."""
+    store = ConfigStore.instance()
+    for old, new in OLD_GROUPS.items():
+        for file in (config_dir / new).glob("*.yaml"):
+            store.store(group=old, name=file.stem, node={"defaults": [f"/{new}/{file.stem}@_here_"]})
+
+
+def _picks_fragment(override: str) -> bool:
+    """Whether an override picks a fragment, such as `model@actor.model=pi0_5`, rather than setting a key."""
+    key = override.partition("=")[0].lstrip("+~")
+    return "@" in key or "/" in key
+
+
+def _override(tree: Tree, command_line: Tree, override: str) -> None:
+    """Set `a.b=value` (`+a.b` is the same) or delete `~a.b`; the value is YAML. What is set is also noted apart."""
+    key, equals, text = override.partition("=")
+    path = key.strip().lstrip("+~")
+    if not path or not (equals or key.startswith("~")):
+        raise UserError(f"{COMMAND_LINE}: {override!r} is no override; write key=value, or ~key to remove a key")
+    if key.startswith("~"):
+        block = get(tree, path.rpartition(".")[0]) if "." in path else tree
+        if not isinstance(block, dict) or path.rpartition(".")[2] not in block:
+            raise UserError(f"{COMMAND_LINE}: {override!r}: there is no key {path} to remove")
+        del block[path.rpartition(".")[2]]
+        return
+    try:
+        value = _plain(OmegaConf.create(f"value: {text}"))["value"] if text.strip() else None
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{COMMAND_LINE}: {override!r}: {_one_line(error)}") from error
+    for name in rename_path(path):
+        _replace_placement(tree, name)
+        put(tree, name, value)
+        put(command_line, name, value)
+
+
+def _replace_placement(tree: Tree, path: str) -> None:
+    """A new placement replaces the file's; a new place for one component takes it out of the file's lists."""
+    placement = get(tree, PLACEMENT)
+    if not isinstance(placement, dict) or not path.startswith(PLACEMENT):
+        return
+    split = {name.strip(): value for key, value in placement.items() for name in str(key).split(",")}
+    placement.clear()
+    if path != PLACEMENT:
+        placement.update(split)
+
+
+def _apply_aliases(composed: Composed) -> None:
+    """Give old keys their new names. Old ones stay until values are resolved, because other keys may refer to them."""
+    for old in [*RENAMED, *DROPPED]:
+        value = get(composed.tree, old)
+        if value is ABSENT:
+            continue
+        for new in rename_path(old):
+            rank, present = composed.rank(new), get(composed.tree, new)
+            if isinstance(value, dict) or composed.rank(old) > rank:
+                put(composed.tree, new, value)
+            elif composed.rank(old) == rank and present not in (value, f"${{{old}}}"):
+                raise UserError(
+                    f"{composed.origin(old)}: {old}={value!r} is the old name of {new}={present!r}; keep only {new}"
+                )
+
+
+def _mounted(path: Path, package: str) -> Tree:
+    """A fragment's own keys, at the place where it is mounted."""
+    content = {k: v for k, v in _plain(OmegaConf.load(path)).items() if k not in ("defaults", "hydra")}
+    tree: Tree = {}
+    if not package:
+        return content
+    put(tree, package, content)
+    return tree
+
+
+def _fragment(config_path: str, folders: Sequence[Path]) -> Path | None:
+    """The file behind an entry of Hydra's defaults list; None for Hydra's own."""
+    files = [folder / f"{config_path}.yaml" for folder in folders]
+    return next((f for f in files if f.is_file()), None)
+
+
+def _plain(conf: Any) -> Tree:
+    tree = OmegaConf.to_container(conf, resolve=False)
+    return tree if isinstance(tree, dict) else {}
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be said from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,115 @@
+"""YAML and overrides -> one frozen `Config`, or one line that says what is wrong. Imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rlinf.config.check import Purpose, check_config, is_placeholder
+from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, default_config_dir, get, merged, resolve
+from rlinf.config.convert import convert, defaults_of, key_paths
+from rlinf.config.schema import Config, EnvConfig
+from rlinf.envs.spec import available_simulators, env_spec, find_simulator
+from rlinf.errors import UserError
+from rlinf.models.config import ModelConfig, available_models, find_config
+
+logger = logging.getLogger(__name__)
+
+
+def load_config(
+    name_or_path: str,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: Path | None = None,
+    purpose: Purpose = "train",
+    devices: Sequence[int] | None = None,
+) -> Config:
+    """The checked config of a recipe name or YAML path, with `key=value` overrides.
+
+    `devices` is the accelerators per node, by default those of this machine.
+    Example: load_config("toy_ppo_compact", ["runner.max_epochs=2"]).actor.model.size == "compact"
+    """
+    composed = compose_config(name_or_path, overrides, config_dir or default_config_dir())
+    cfg = typed_config(composed, resolve(composed, default_tree(composed)), purpose)
+    check_config(cfg, purpose, devices)
+    return cfg
+
+
+def default_tree(composed: Composed) -> Tree:
+    """Every default, those of the chosen model included, so that `${...}` may refer to keys no file sets."""
+    defaults = defaults_of(Config)
+    model_type = _model_type(composed, "actor")
+    defaults["actor"]["model"] = defaults_of(find_config(model_type)) if model_type in available_models() else {}
+    return defaults
+
+
+def typed_config(composed: Composed, tree: Tree, purpose: Purpose) -> Config:
+    """The resolved tree as dataclasses; every key is known and of its type after this."""
+    if purpose == "eval" or tree["runner"]["task_type"] == "embodied_eval":
+        tree["runner"]["only_eval"] = True
+    actor, rollout = _models(composed, tree)
+    tree["actor"]["model"] = rollout if tree["runner"]["only_eval"] else actor
+    keys = frozenset([*key_paths(Config), *key_paths(type(actor), "actor.model")])
+    cfg: Config = convert(Config, tree, "", composed.origin, keys)
+    return replace(cfg, actor=replace(cfg.actor, model=_completed_model(composed, cfg)))
+
+
+def _models(composed: Composed, tree: Tree) -> tuple[ModelConfig, ModelConfig]:
+    """The model that learns, and the one an evaluation runs: `rollout.model` where it names one, else the same."""
+    actor, rollout = tree["actor"]["model"], tree["rollout"].get("model") or {}
+    if get(composed.tree, "actor.model") is ABSENT:
+        actor = {}
+    rollout = {key: value for key, value in rollout.items() if value is not None}
+    if "model_type" not in rollout or rollout["model_type"] == actor.get("model_type"):
+        rollout = merged(actor, rollout)
+    if not actor:
+        return (_model(composed, rollout, "rollout.model"),) * 2
+    return _model(composed, actor, "actor.model"), _model(composed, rollout, "rollout.model")
+
+
+def _model(composed: Composed, block: Tree, path: str) -> ModelConfig:
+    """A model block as its model's own `Config`."""
+    available = ", ".join(available_models())
+    if "model_type" not in block:
+        raise UserError(f"{composed.origin(path)}: {path}.model_type is required; available: {available}")
+    name = block["model_type"]
+    if name not in available_models():
+        raise UserError(
+            f"{composed.origin(f'{path}.model_type')}: {path}.model_type {name} is not available; available: {available}"
+        )
+    cls = find_config(name)
+    return convert(cls, block, path, composed.origin, frozenset(key_paths(cls, path)))
+
+
+def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
+    """The model with what simulator and compat switch decide; a placeholder path of a small size becomes random weights."""
+    model, privileged = cfg.actor.model, 0
+    for name, env in (("train", cfg.env.train), ("eval", cfg.env.eval)):
+        if get(composed.tree, f"env.{name}") is not ABSENT:
+            _check_simulator(composed, env, f"env.{name}")
+            privileged = env_spec(env, f"env.{name}").critic_state_dim
+    if model.size != "base" and is_placeholder(model.model_path):
+        model = replace(model, model_path=None)
+    return model.completed(critic_state_dim=privileged, compat=cfg.compat)
+
+
+def _check_simulator(composed: Composed, env: EnvConfig, path: str) -> None:
+    """Refuse an unknown simulator, or options it does not have."""
+    if env.env_type not in available_simulators():
+        raise UserError(
+            f"{composed.origin(f'{path}.env_type')}: {path}.env_type {env.env_type} is not available; "
+            f"available: {', '.join(available_simulators())}"
+        )
+    options = find_simulator(env.env_type).Options
+    known = frozenset(f"{path}.init_params.{f.name}" for f in fields(options))
+
+    convert(options, env.init_params, f"{path}.init_params", composed.origin, known)
+
+
+def _model_type(composed: Composed, role: str) -> Any:
+    return OmegaConf.select(OmegaConf.create(composed.tree), f"{role}.model.model_type")

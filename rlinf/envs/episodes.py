@@ -1,0 +1,101 @@
+"""The running episode of each env, and which reset id an env plays next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlinf.config.schema import EnvConfig
+from rlinf.data.noise import generator
+from rlinf.data.types import EpisodeRecord
+from rlinf.envs.sim.base import EnvSpec
+
+
+@dataclass
+class Episode:
+    """One env's running (or last) episode."""
+
+    env_id: int  # global
+    number: int = -1  # episodes this env has begun, less one
+    reset_id: int = -1
+    task: str = ""
+    description: str = ""
+    elapsed: int = 0  # primitive steps so far
+    level: float = 0.0  # reward level after the last step
+    episode_return: float = 0.0
+    success_once: bool = False
+    success_now: bool = False
+    extra: dict[str, float] = field(default_factory=dict)
+    waiting: bool = True  # ended (or never begun) and not reset: nothing is simulated
+    on_stage: bool = False  # whether its scene still holds this episode
+
+    def begin(self, number: int, reset_id: int) -> None:
+        """Forget the last episode and start another."""
+        env_id = self.env_id
+        self.__init__(env_id, number, reset_id, waiting=False, on_stage=True)  # type: ignore[misc]
+
+    def advance(self, levels: Sequence[float], success: Sequence[bool], *, relative: bool) -> list[float]:
+        """Count the executed steps of a chunk and return their rewards: levels, or differences of levels."""
+        rewards = []
+        for level, solved in zip(levels, success, strict=True):
+            rewards.append(level - self.level if relative else level)
+            self.level, self.success_now = level, bool(solved)
+            self.success_once |= bool(solved)
+        self.elapsed += len(rewards)
+        self.episode_return += float(sum(rewards))
+        return rewards
+
+    def record(self, suite: str, seed: int) -> EpisodeRecord:
+        """What is kept of the episode."""
+        return EpisodeRecord(
+            suite=suite,
+            task=self.task,
+            reset_id=self.reset_id,
+            seed=seed,
+            env_id=self.env_id,
+            steps=self.elapsed,
+            episode_return=self.episode_return,
+            success_once=self.success_once,
+            success_at_end=self.success_now,
+            extra=dict(self.extra),
+        )
+
+
+class TrainIds:
+    """Training ids: drawn (or taken in order) per group and episode, so that a group's members start equal anywhere."""
+
+    def __init__(self, cfg: EnvConfig, spec: EnvSpec, seed: int) -> None:
+        self.cfg, self.seed = cfg, seed
+        self.ids = spec.reset_ids["train"]
+        self.num_groups = max(1, cfg.total_num_envs // cfg.group_size)
+
+    def pick(self, env_id: int, number: int) -> int:
+        """The reset id of an env's episode `number`."""
+        group = env_id // self.cfg.group_size
+        number = 0 if self.cfg.use_fixed_reset_state_ids else number
+        if self.cfg.use_ordered_reset_state_ids:
+            return self.ids[(group + number * self.num_groups) % len(self.ids)]
+        return self.ids[int(generator(self.seed, "reset", 0, group, number).integers(len(self.ids)))]
+
+
+class EvalIds:
+    """Evaluation ids: env i plays trials i, i + n, i + 2n, ... of the list, each once."""
+
+    def __init__(self, cfg: EnvConfig, trials: Sequence[int]) -> None:
+        self.total_num_envs, self.trials = cfg.total_num_envs, trials
+
+    def count(self, env_id: int) -> int:
+        """How many trials an env plays."""
+        return len(range(env_id, len(self.trials), self.total_num_envs))
+
+    def pick(self, env_id: int, number: int) -> int:
+        """The reset id of an env's trial `number`."""
+        return self.trials[env_id + number * self.total_num_envs]
+
+
+def split_evenly(count: int, parts: int) -> list[range]:
+    """Ranges of neighbours whose sizes differ by at most one."""
+    edges = np.linspace(0, count, parts + 1).astype(int).tolist()
+    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]

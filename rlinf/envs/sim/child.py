@@ -1,0 +1,199 @@
+"""The program a simulator process runs: `python child.py`, driven over its stdin and stdout.
+
+Control messages are length-prefixed JSON; arrays lie in a mapped file whose descriptor the parent passes down. Needs
+numpy and the simulator only. The folder of this file is loaded as the package `sim`, so that a simulator file may carry
+the name of the package it wraps.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import importlib.util
+import json
+import mmap
+import os
+import struct
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+HEADER = struct.Struct("<I")
+DEMO_PIECE = 32  # expert steps per demo message, so that the parent's deadline sees progress
+
+
+class Channel:
+    """Messages to and from the parent. Python's own stdin and stdout are moved away: simulators print."""
+
+    def __init__(self) -> None:
+        self._in = os.fdopen(os.dup(0), "rb")
+        self._out = os.fdopen(os.dup(1), "wb")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+
+    def read(self) -> dict[str, Any]:
+        """The next message; the process ends when the parent closed the pipe."""
+        header = self._in.read(HEADER.size)
+        if len(header) < HEADER.size:
+            os._exit(0)
+        return json.loads(self._in.read(HEADER.unpack(header)[0]))
+
+    def write(self, message: dict[str, Any]) -> None:
+        """Send one message."""
+        body = json.dumps(message).encode()
+        self._out.write(HEADER.pack(len(body)) + body)
+        self._out.flush()
+
+
+class Worker:
+    """Several scenes and the commands on them."""
+
+    def __init__(self, message: dict[str, Any], channel: Channel) -> None:
+        self.channel = channel
+        self.module = load_simulator(message["sim"])
+        self.options = self.module.Options(**message["options"])
+        self.arrays = map_arrays(message["fd"], message["size"], message["arrays"])
+        self.scenes: list[Any] = [self.module.Scene(self.options) for _ in range(message["num_scenes"])]
+        self.demo: dict[str, Any] = {}
+
+    def reset(self, scene: int, reset_id: int) -> dict[str, Any]:
+        """Start the episode `reset_id` and observe it."""
+        self.scenes[scene].reset(reset_id)
+        return self._observe(scene)
+
+    def chunk(self, scene: int, steps: int, stop: bool, slot: int) -> dict[str, Any]:
+        """Execute the first `steps` actions of the scene's row; frames go to video slot `slot` unless it is -1."""
+        arrays = self.arrays
+        actions = np.array(arrays["actions"][scene, :steps])
+        result = self.scenes[scene].step_chunk(actions, stop_on_success=stop, record=slot >= 0)
+        for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
+            arrays[name][scene, : len(values)] = values
+        if not np.isfinite(result.rewards).all():
+            raise FloatingPointError(f"reward is not finite: {result.rewards}")
+        for i, frame in enumerate(result.frames):
+            arrays["frames"][slot, i] = frame
+        return {"steps": result.steps, "info": result.info, **self._observe(scene)}
+
+    def get_state(self, scene: int) -> dict[str, Any]:
+        """The scene's running episode."""
+        return {"state": base64.b64encode(self.scenes[scene].get_state()).decode()}
+
+    def set_state(self, scene: int, state: str) -> dict[str, Any]:
+        """Continue a saved episode."""
+        self.scenes[scene].set_state(base64.b64decode(state))
+        return self._observe(scene)
+
+    def demo_start(self, scene: int, reset_id: int, noise_std: float, noise_seed: int) -> dict[str, Any]:
+        """Begin a demonstration: the expert acts, its action plus Gaussian noise is executed."""
+        reply = self.reset(scene, reset_id)
+        expert = self.module.Expert(self.options)
+        self.demo = {"expert": expert, "std": noise_std, "rng": np.random.default_rng(noise_seed), "success": False}
+        return reply
+
+    def demo_steps(self, scene: int, steps: int) -> dict[str, Any]:
+        """Up to `steps` expert steps (stops at success); each row: what was seen, the clean label, what was executed."""
+        arrays, demo, sim = self.arrays, self.demo, self.scenes[scene]
+        for i in range(steps):
+            seen = sim.observe()
+            label = np.clip(demo["expert"].act(sim), -1, 1).astype(np.float32)
+            noise = demo["rng"].standard_normal(label.shape).astype(np.float32)
+            executed = np.clip(label + np.float32(demo["std"]) * noise, -1, 1)
+            arrays["demo_images"][i], arrays["demo_states"][i] = seen["images"], seen["states"]
+            if seen["wrist_images"] is not None:
+                arrays["demo_wrist_images"][i] = seen["wrist_images"]
+            arrays["demo_labels"][i], arrays["demo_actions"][i] = label, executed
+            result = sim.step_chunk(executed[None], stop_on_success=True, record=False)
+            if result.success.any():
+                return {"steps": i + 1, "success": True}
+        return {"steps": steps, "success": False}
+
+    def _observe(self, scene: int) -> dict[str, Any]:
+        sim = self.scenes[scene]
+        seen = sim.observe()
+        for name in ("images", "wrist_images", "states", "critic_state"):
+            if name in self.arrays and seen[name] is not None:
+                self.arrays[name][scene] = seen[name]
+        if seen["states"] is not None and not np.isfinite(seen["states"]).all():
+            raise FloatingPointError(f"observation states are not finite: {seen['states']}")
+        return {"task": sim.task(), "description": seen["task_description"]}
+
+    def run(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
+        command = getattr(self, message["command"])
+        replies: dict[str, Any] = {}
+        failed: dict[str, str] = {}
+        for scene, arguments in message["scenes"]:
+            try:
+                replies[str(scene)] = command(scene, **arguments)
+            except Exception:
+                failed[str(scene)] = traceback.format_exc(limit=-4)
+                self.scenes[scene].close()
+                self.scenes[scene] = self.module.Scene(self.options)
+            self.channel.write({"progress": scene})
+        return {"replies": replies, "failed": failed}
+
+
+def load_simulator(name: str) -> Any:
+    """Import `sim.<name>`, with this folder as the package `sim` and off sys.path."""
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != HERE]
+    spec = importlib.util.spec_from_file_location("sim", HERE / "__init__.py", submodule_search_locations=[str(HERE)])
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["sim"] = package
+    spec.loader.exec_module(package)
+    return importlib.import_module(f"sim.{name}")
+
+
+def map_arrays(fd: int, size: int, layout: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Views into the mapped file: name -> (dtype, shape, offset)."""
+    memory = mmap.mmap(fd, size)
+    os.close(fd)
+    return {
+        name: np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
+        for name, (dtype, shape, offset) in layout.items()
+    }
+
+
+def watch_parent(parent: int) -> None:
+    """End with the parent even while a simulator call never returns."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(0)
+
+
+def main() -> None:
+    """Answer commands until the parent goes away."""
+    channel = Channel()
+    first = channel.read()
+    threading.Thread(target=watch_parent, args=(first["parent"],), daemon=True).start()
+    try:
+        worker = Worker(first, channel)
+    except ModuleNotFoundError as error:
+        channel.write({"missing_module": error.name or str(error)})
+        return
+    except Exception as error:
+        kind = "setup" if type(error).__name__ == "SetupError" else "error"
+        traceback.print_exc()
+        channel.write({kind: str(error)})
+        return
+    channel.write({"ready": os.getpid()})
+    while True:
+        message = channel.read()
+        if message["command"] == "close":
+            for scene in worker.scenes:
+                scene.close()
+            channel.write({"closed": True})
+            sys.stderr.flush()
+            os._exit(0)  # GL libraries print tracebacks from their destructors
+        channel.write(worker.run(message))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Where metrics go: always metrics.jsonl, and any of TensorBoard, Weights & Biases, SwanLab."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from rlinf.config.schema import LoggerConfig
+from rlinf.errors import UserError
+from rlinf.metrics.names import expand
+
+
+class Backend(Protocol):
+    """A place that shows curves."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricLogger:
+    """Writes each step's metrics, under canonical names and aliases, to metrics.jsonl and the chosen backends.
+
+    A step is logged once, before its checkpoint is saved: a run resumed at `resume_step` then finds every earlier line.
+    `resume_step` None or 0 starts a new metrics.jsonl and keeps an old one under another name.
+    """
+
+    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], *, resume_step: int | None) -> None:
+        makers = [_backend_maker(name) for name in cfg.logger_backends]
+        folder = Path(cfg.log_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_yaml(folder / "config.yaml", config_dict)
+        self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step=resume_step)
+        self._backends = {
+            name: make(cfg, config_dict, resume_step) for name, make in zip(cfg.logger_backends, makers, strict=True)
+        }
+        self._warned: set[str] = set()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one step; an undocumented name is an error, a backend that fails is a warning."""
+        expanded = expand(metrics)
+        self._jsonl.write(step, expanded)
+        for name, backend in self._backends.items():
+            self._guard(name, backend.log, step, expanded)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        self._jsonl.close()
+        for name, backend in self._backends.items():
+            self._guard(name, backend.close)
+
+    def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
+        """Run `action`; a dashboard that is down must not stop training, whatever it raises."""
+        try:
+            action(*args)
+        except Exception as error:
+            if name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(
+                    f"logger backend {name} failed ({error}); training goes on, metrics.jsonl is complete", stacklevel=2
+                )
+
+
+class JsonlLog:
+    """metrics.jsonl: one JSON object per step, in rising order; not finite values are null."""
+
+    def __init__(self, path: Path, *, resume_step: int | None) -> None:
+        self.last_step = -1
+        if path.exists():
+            if not resume_step:
+                path.rename(_unused_name(path))
+            else:
+                self.last_step = _drop_after(path, resume_step)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step <= self.last_step:
+            raise ValueError(
+                f"step {step} was logged already (last step {self.last_step}); log each step once, in order"
+            )
+        values = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
+        self._file.flush()
+        self.last_step = step
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a metrics.jsonl; a last line cut short by a kill is dropped."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+class TensorBoardBackend:
+    """`<log_path>/tensorboard`, with the resolved config beside the events."""
+
+    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
+        _need("tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = Path(cfg.log_path) / "tensorboard"
+        purge = resume_step + 1 if resume_step else None
+        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        _write_yaml(folder / "config.yaml", config_dict)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbBackend:
+    """`<log_path>/wandb`; offline unless asked (`wandb sync` sends it later). A resumed run keeps its id."""
+
+    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
+        _need("wandb")
+        import wandb
+
+        id_file = Path(cfg.log_path) / "wandb" / "run_id"
+        if not resume_step or not id_file.exists():
+            id_file.parent.mkdir(parents=True, exist_ok=True)
+            id_file.write_text(uuid.uuid4().hex[:8])
+        proxy = {"http_proxy": cfg.wandb_proxy, "https_proxy": cfg.wandb_proxy} if cfg.wandb_proxy else {}
+        self._run = _start(
+            "wandb",
+            lambda: wandb.init(
+                project=cfg.project_name,
+                name=cfg.experiment_name,
+                entity=cfg.wandb_entity,
+                dir=cfg.log_path,
+                mode=cfg.wandb_mode,
+                config=dict(config_dict),
+                id=id_file.read_text(),
+                resume="allow",
+                settings=wandb.Settings(**proxy),
+            ),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class SwanlabBackend:
+    """`<log_path>/swanlab`; each start, resumed ones too, is a run of its own there."""
+
+    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
+        _need("swanlab")
+        if cfg.swanlab_mode == "local" and find_spec("swanboard") is None:
+            raise UserError(
+                "runner.logger.swanlab_mode=local needs SwanLab's dashboard: "
+                'pip install "swanlab[dashboard]", or set runner.logger.swanlab_mode=offline'
+            )
+        import swanlab
+
+        folder = Path(cfg.log_path) / "swanlab"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run = _start(
+            "swanlab",
+            lambda: swanlab.init(
+                project=cfg.project_name,
+                experiment_name=cfg.experiment_name,
+                logdir=str(folder),
+                mode=cfg.swanlab_mode,
+                config=dict(config_dict),
+            ),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+Maker = Callable[[LoggerConfig, Mapping[str, Any], int | None], Backend]
+BACKENDS: dict[str, Maker] = {"tensorboard": TensorBoardBackend, "wandb": WandbBackend, "swanlab": SwanlabBackend}
+
+
+def _backend_maker(name: str) -> Maker:
+    if name not in BACKENDS:
+        near = difflib.get_close_matches(name, BACKENDS, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f"runner.logger.logger_backends: {name!r} is not one of {', '.join(BACKENDS)}; nearest is {near!r}"
+        )
+    return BACKENDS[name]
+
+
+def _need(package: str) -> None:
+    if find_spec(package) is None:
+        raise UserError(
+            f"runner.logger.logger_backends asks for {package}, which is not installed: "
+            f'pip install "rlinf[{package}]", or take {package} out of the list'
+        )
+
+
+def _start(name: str, init: Callable[[], Any]) -> Any:
+    """What a service refuses at the start (no login, no network) is the user's to fix, before hours of training."""
+    try:
+        return init()
+    except Exception as error:
+        raise UserError(f"logger backend {name} could not start: {error}") from error
+
+
+def _write_yaml(path: Path, config_dict: Mapping[str, Any]) -> None:
+    plain = json.loads(json.dumps(config_dict, default=str))  # tuples become lists, paths become text
+    path.write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _unused_name(path: Path) -> Path:
+    """`metrics.1.jsonl`, `metrics.2.jsonl`, ...: a new run in an old folder keeps the old curves."""
+    number = 1
+    while (other := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return other
+
+
+def _drop_after(path: Path, resume_step: int) -> int:
+    """Drop the lines of steps the resumed run will play again; returns the last step kept."""
+    kept = [row for row in read_jsonl(path) if row["step"] <= resume_step]
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    os.replace(temporary, path)
+    return kept[-1]["step"] if kept else -1

@@ -1,0 +1,247 @@
+"""Every metric, once: name, unit, meaning, how it is reduced, and what else the guides call it.
+
+Names of release 0.4 (`train/actor/policy_loss`) are canonical; those of the older guides (`actor/loss`) are aliases,
+written beside them by `expand`. A name in angle brackets stands for a family: `eval/task/<task>/success_once`.
+`python -m rlinf.metrics.names` prints docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Reduction = Literal["mean", "sum", "max", "min", "last", "slowest rank", "exact"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    unit: str
+    meaning: str
+    reduce: Reduction = "mean"
+    aliases: tuple[str, ...] = ()
+
+
+_TRAIN = (
+    Metric(
+        "train/actor/policy_loss",
+        "loss",
+        "clipped policy objective (PPO, GRPO)",
+        aliases=("actor/loss",),
+    ),
+    Metric("train/actor/policy_loss_abs", "loss", "mean absolute value of the policy loss per entry"),
+    Metric(
+        "train/actor/total_loss",
+        "loss",
+        "policy + value_coef x value - entropy_bonus x entropy; not divided by gradient accumulation",
+        aliases=("train/loss",),
+    ),
+    Metric("train/actor/ratio", "ratio", "mean probability ratio new / old"),
+    Metric("train/actor/ratio_abs", "ratio", "mean distance of the probability ratio from 1"),
+    Metric("train/actor/clipped_ratio", "ratio", "mean probability ratio after clipping"),
+    Metric(
+        "train/actor/dual_cliped_ratio",
+        "share",
+        "entries whose loss the dual clip bounded, 0 to 1 (spelling of release 0.4)",
+        aliases=("train/actor/dual_clipped_ratio",),
+    ),
+    Metric(
+        "train/actor/clip_fraction",
+        "share",
+        "entries where the clipped branch was taken, 0 to 1",
+        aliases=("actor/pg_clipfrac",),
+    ),
+    Metric("train/actor/approx_kl", "nats", "mean of old - new log-prob", aliases=("actor/approx_kl",)),
+    Metric("train/actor/proximal_ratio", "ratio", "mean ratio new / proximal policy (decoupled_actor_critic)"),
+    Metric("train/actor/clipped_proximal_ratio", "ratio", "mean of that ratio after clipping (decoupled_actor_critic)"),
+    Metric("train/actor/proximal_approx_kl", "nats", "mean of proximal - new log-prob (decoupled_actor_critic)"),
+    Metric("train/actor/behav_approx_kl", "nats", "mean of behaviour - proximal log-prob (decoupled_actor_critic)"),
+    Metric("train/actor/dual_clip_fraction", "share", "entries the dual clip bounded (decoupled_actor_critic)"),
+    Metric(
+        "train/actor/behav_clip_fraction",
+        "share",
+        "entries dropped because proximal / behaviour passed its threshold (decoupled_actor_critic)",
+    ),
+    Metric("train/actor/entropy_loss", "nats", "mean policy entropy", aliases=("train/entropy_loss",)),
+    Metric("train/actor/grad_norm", "norm", "gradient norm before clipping", aliases=("actor/grad_norm",)),
+    Metric("train/actor/lr", "1", "learning rate of the policy", "last"),
+    Metric(
+        "train/actor/logprob_gap",
+        "nats",
+        "largest distance of old and new log-prob at the first minibatch; 0 but for rounding",
+        "max",
+    ),
+    Metric("train/actor/skipped_steps", "count", "optimiser steps skipped because the gradient was not finite", "sum"),
+    Metric("train/actor/optimizer_steps", "count", "optimiser steps taken in this training step", "sum"),
+    Metric(
+        "train/critic/value_loss",
+        "loss",
+        "clipped Huber loss of the values",
+        aliases=("actor/value_loss",),
+    ),
+    Metric(
+        "train/critic/value_clip_ratio",
+        "share",
+        "values that moved further than value_clip from the old ones, 0 to 1",
+        aliases=("actor/value_clip_ratio",),
+    ),
+    Metric(
+        "train/critic/explained_variance",
+        "share",
+        "1 - Var(return - value) / Var(return), exact over all micro batches and ranks",
+        "exact",
+    ),
+    Metric("train/critic/lr", "1", "learning rate of the value head", "last"),
+    Metric("train/sft/loss", "loss", "supervised loss of the fine-tuning step"),
+    Metric("train/sft/grad_norm", "norm", "gradient norm before clipping"),
+    Metric("train/sft/lr", "1", "learning rate", "last"),
+)
+
+_ROLLOUT = (
+    Metric("rollout/rewards", "reward", "mean reward per decision (chunk or action), bootstrap included"),
+    Metric("rollout/advantages_mean", "1", "mean advantage of unmasked entries"),
+    Metric("rollout/advantages_max", "1", "largest advantage", "max"),
+    Metric("rollout/advantages_min", "1", "smallest advantage", "min"),
+    Metric("rollout/returns_mean", "reward", "mean return target of the critic (GAE)"),
+    Metric("rollout/returns_max", "reward", "largest return target", "max"),
+    Metric("rollout/returns_min", "reward", "smallest return target", "min"),
+    Metric("rollout/valid_fraction", "share", "entries that count in the loss after masks and reward filter, 0 to 1"),
+    Metric("rollout/groups_kept", "share", "groups that passed the reward filter, 0 to 1"),
+)
+
+
+def _episode_rows(prefix: str, whose: str) -> tuple[Metric, ...]:
+    return (
+        Metric(f"{prefix}/success_once", "share", f"{whose} that succeeded at any step"),
+        Metric(f"{prefix}/success_at_end", "share", f"{whose} that were successful at their last step"),
+        Metric(f"{prefix}/fail_once", "share", f"{whose} that failed at any step (simulators that define failure)"),
+        Metric(f"{prefix}/fail_at_end", "share", f"{whose} that were failed at their last step"),
+        Metric(f"{prefix}/return", "reward", f"mean sum of rewards of {whose}"),
+        Metric(f"{prefix}/reward", "reward", f"mean reward per step of {whose}"),
+        Metric(f"{prefix}/episode_len", "steps", f"mean steps of {whose} until their first end"),
+        Metric(f"{prefix}/num_trajectories", "count", f"number of {whose}", "sum"),
+        Metric(
+            f"{prefix}/avg_len",
+            "subtasks",
+            f"mean subtasks solved in a row by {whose} (CALVIN)",
+            aliases=(f"{prefix}/avg_num_subtasks",),
+        ),
+        *(
+            Metric(f"{prefix}/success_len_{k}", "share", f"{whose} that solved at least {k} subtasks in a row (CALVIN)")
+            for k in range(1, 6)
+        ),
+        Metric(f"{prefix}/task/<task>/success_once", "share", f"success_once of one task's {whose}"),
+        Metric(f"{prefix}/task/<task>/success_at_end", "share", f"success_at_end of one task's {whose}"),
+        Metric(f"{prefix}/task/<task>/return", "reward", f"return of one task's {whose}"),
+        Metric(f"{prefix}/task/<task>/episode_len", "steps", f"episode_len of one task's {whose}"),
+        Metric(f"{prefix}/task/<task>/num_trajectories", "count", f"number of one task's {whose}", "sum"),
+        Metric(f"{prefix}/extra/<name>", "1", f"mean of a simulator's own quantity over {whose}"),
+    )
+
+
+_ENV = (
+    *_episode_rows("env", "training episodes that ended in this step"),
+    Metric("env/steps", "steps", "simulator steps taken", "sum"),
+    Metric("env/lost_steps", "steps", "simulator steps lost because a simulator died; they are masked", "sum"),
+    Metric("env/restarts", "count", "simulator processes restarted since the run began", "sum"),
+)
+
+_EVAL = (
+    *_episode_rows("eval", "evaluation episodes"),
+    Metric("eval/success_low", "share", "lower end of the 95 % Wilson interval of success_once"),
+    Metric("eval/success_high", "share", "upper end of the 95 % Wilson interval of success_once"),
+)
+
+_TIME = (
+    Metric("time/step", "s", "whole training step, evaluation and saving included", "slowest rank"),
+    Metric("time/sync_weights", "s", "weights from actor to rollout", "slowest rank"),
+    Metric("time/generate_rollouts", "s", "the rollout loop: simulators and policy", "slowest rank"),
+    Metric("time/cal_adv_and_returns", "s", "masks, advantages, returns", "slowest rank"),
+    Metric("time/actor_training", "s", "all update epochs", "slowest rank"),
+    Metric("time/eval", "s", "evaluation", "slowest rank"),
+    Metric("time/save", "s", "writing a checkpoint", "slowest rank"),
+    Metric("time/env/<phase>", "s", "a phase inside the env workers; the slowest rank counts", "slowest rank"),
+    Metric("time/rollout/<phase>", "s", "a phase inside the rollout workers; the slowest rank counts", "slowest rank"),
+    Metric("time/actor/<phase>", "s", "a phase inside the actor workers; the slowest rank counts", "slowest rank"),
+    Metric("time/env_steps_per_second", "steps/s", "simulator steps per second of the rollout loop", "last"),
+)
+
+GROUPS: dict[str, tuple[Metric, ...]] = {
+    "Training": _TRAIN,
+    "Rollout": _ROLLOUT,
+    "Environment": _ENV,
+    "Evaluation": _EVAL,
+    "Time": _TIME,
+}
+METRICS: dict[str, Metric] = {metric.name: metric for rows in GROUPS.values() for metric in rows}
+CANONICAL: dict[str, str] = {alias: metric.name for metric in METRICS.values() for alias in metric.aliases}
+"""Alias -> canonical name."""
+
+_FAMILIES = [
+    (re.compile(re.sub(r"<\w+>", "[^/]+", metric.name)), metric) for metric in METRICS.values() if "<" in metric.name
+]
+
+
+@cache
+def find_metric(name: str) -> Metric:
+    """The row that documents `name`; families match any one path component in place of `<...>`."""
+    if name in METRICS and "<" not in name:
+        return METRICS[name]
+    for pattern, metric in _FAMILIES:
+        if pattern.fullmatch(name):
+            return metric
+    if name in CANONICAL:
+        raise ValueError(f"metric {name!r} is an alias and is added by itself; log {CANONICAL[name]!r}")
+    near = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
+    raise ValueError(f"metric {name!r} is not in rlinf/metrics/names.py; nearest is {near!r}")
+
+
+def expand(metrics: Mapping[str, float]) -> dict[str, float]:
+    """`metrics` followed by their aliases; refuses a name that no row documents."""
+    aliases = {alias: value for name, value in metrics.items() for alias in find_metric(name).aliases}
+    return {**metrics, **aliases}
+
+
+def task_metric(prefix: Literal["env", "eval"], task: str, name: str) -> str:
+    """`eval/task/<task>/<name>`; a slash inside the task name would split it, so it becomes a dash."""
+    return f"{prefix}/task/{task.replace('/', '-')}/{name}"
+
+
+_HEADER = """# Metrics
+
+Printed by `python -m rlinf.metrics.names`; edit `rlinf/metrics/names.py`, not this file.
+
+Every line of `metrics.jsonl` and every logger backend holds the canonical name and, with the same value, its aliases:
+the names of older guides. `actor/loss` is the policy loss, as those guides describe it; `train/loss` is the total.
+`rollout/returns_mean` is the critic's target (a discounted return); the return of whole episodes is `env/return`.
+A run logs the rows that apply to it: no critic, no `train/critic/...`; no evaluation in a step, no `eval/...`.
+
+Reduction says how the values of micro batches and ranks become one number. A mean is weighted by the number of unmasked
+entries (or episodes) behind each value; a timer sums within a rank and shows the slowest rank. `<task>` and `<phase>`
+stand for one path component. Values that are not finite are `null` in `metrics.jsonl`. Apart from `time/...`, a resumed
+run logs what an uninterrupted one logs.
+"""
+
+
+def markdown() -> str:
+    """docs/metrics.md, whole."""
+    lines = [_HEADER]
+    for group, rows in GROUPS.items():
+        lines += [f"## {group}", "", "| name | unit | reduction | meaning | aliases |", "|---|---|---|---|---|"]
+        for row in rows:
+            aliases = ", ".join(f"`{alias}`" for alias in row.aliases)
+            lines.append(
+                f"| `{row.name}` | {row.unit} | {row.reduce} | {row.meaning} | {aliases} |".replace("|  |", "| |")
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

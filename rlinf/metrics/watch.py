@@ -1,0 +1,72 @@
+"""Watch: everything that shows a run while it happens: metric loggers, console, evaluation files, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rlinf.config.schema import Config
+from rlinf.data.types import EpisodeRecord
+from rlinf.envs.records import summarise
+from rlinf.metrics.console import RunConsole
+from rlinf.metrics.loggers import MetricLogger
+from rlinf.metrics.report import write_report
+from rlinf.metrics.stats import Rate
+
+
+class Watch:
+    """Given metrics and episode records, tells everyone who listens."""
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        self.folder = Path(cfg.runner.logger.log_path)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.console = RunConsole(self.folder)
+        self.logger: MetricLogger | None = None
+        self.evaluations: list[Path] = []
+
+    def start(self, first_step: int, total_steps: int) -> None:
+        """Called once the run knows where it begins; a resumed run drops what later steps had logged."""
+        self.console.start(first_step, total_steps)
+        self._open(first_step)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._open(step).log(step, metrics)
+        self.console.step(step, metrics)
+
+    def evaluated(self, step: int, records: Sequence[EpisodeRecord]) -> None:
+        """Writes eval/step_N.json with every episode and its counts, and shows the rate with its interval."""
+        folder = self.folder / "eval"
+        folder.mkdir(exist_ok=True)
+        rate = Rate.of(r.success_once for r in records)
+        path = folder / f"step_{step}.json"
+        path.write_text(
+            json.dumps(
+                {
+                    "step": step,
+                    "success_once": asdict(rate),
+                    "metrics": summarise(records),
+                    "episodes": [r.to_json() for r in records],
+                },
+                indent=1,
+            )
+        )
+        self.evaluations.append(path)
+        self.console.say(f"evaluation at step {step}: success {rate}")
+
+    def warn(self, message: str) -> None:
+        self.console.say(f"warning: {message}")
+
+    def close(self) -> None:
+        """Closes the loggers and writes report.html."""
+        self.console.stop()
+        if self.logger is not None:
+            self.logger.close()
+            write_report(self.folder)
+
+    def _open(self, step: int) -> MetricLogger:
+        if self.logger is None:
+            self.logger = MetricLogger(self.cfg.runner.logger, asdict(self.cfg), resume_step=step)
+        return self.logger

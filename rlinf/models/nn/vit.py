@@ -1,0 +1,96 @@
+"""SigLIP vision transformer, with the parameter names of the published checkpoints.
+
+Letters: M images, T patches, W width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Tensor = torch.Tensor
+NORM_EPS = 1e-6
+
+
+class PatchEmbeddings(nn.Module):
+    """Square patches through one matrix, plus learned positions; stays fp32 under the bf16 rule."""
+
+    def __init__(self, *, image_size: int, patch_size: int, width: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.patch_embedding = nn.Conv2d(3, width, patch_size, stride=patch_size)
+        self.position_embedding = nn.Embedding((image_size // patch_size) ** 2, width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W]."""
+        m, p = images.shape[0], self.patch_size
+        grid = images.shape[1] // p
+        # Patches do not overlap, so the convolution is a matrix product; columns run (channel, y, x).
+        patches = images.reshape(m, grid, p, grid, p, 3).permute(0, 1, 3, 5, 2, 4).reshape(m, grid * grid, 3 * p * p)
+        weight = self.patch_embedding.weight.flatten(1)
+        return F.linear(patches.to(weight.dtype), weight, self.patch_embedding.bias) + self.position_embedding.weight
+
+
+class Attention(nn.Module):
+    """Full self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(width, width)
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        m, t, w = x.shape
+        q, k, v = (p(x).view(m, t, self.heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        out = F.scaled_dot_product_attention(q, k, v)  # [M, heads, T, W / heads]
+        return self.out_proj(out.transpose(1, 2).reshape(m, t, w))
+
+
+class Mlp(nn.Module):
+    """Two layers with the tanh form of GELU."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class EncoderLayer(nn.Module):
+    """Pre-norm transformer block."""
+
+    def __init__(self, width: int, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(width, eps=NORM_EPS)
+        self.self_attn = Attention(width, heads)
+        self.layer_norm2 = nn.LayerNorm(width, eps=NORM_EPS)
+        self.mlp = Mlp(width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x))
+        return x + self.mlp(self.layer_norm2(x))
+
+
+class SiglipVision(nn.Module):
+    """Images to patch features; all blocks and the final norm are used."""
+
+    def __init__(self, *, image_size: int, patch_size: int, width: int, depth: int, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.embeddings = PatchEmbeddings(image_size=image_size, patch_size=patch_size, width=width)
+        self.encoder = nn.ModuleDict(
+            {"layers": nn.ModuleList(EncoderLayer(width, hidden, heads) for _ in range(depth))}
+        )
+        self.post_layernorm = nn.LayerNorm(width, eps=NORM_EPS)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W] in the encoder's dtype."""
+        x = self.embeddings(images).to(self.post_layernorm.weight.dtype)
+        for layer in self.encoder["layers"].children():
+            x = layer(x)
+        return self.post_layernorm(x)

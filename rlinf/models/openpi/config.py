@@ -1,0 +1,404 @@
+"""Torch-free description of π0 and π0.5: the `openpi:` block, the named data conventions, the sizes.
+
+Letters: D model action columns (actions and state are zero-padded to it), H actions the network denoises at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
+
+from rlinf.errors import UserError
+from rlinf.models.config import ModelConfig, PolicySpec
+
+NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]
+ValueInput = Literal["expert", "vlm", "state"]
+SMALL_VOCAB = 1000  # pieces of assets/tokenizer_compact.model
+SIZES = ("base", "small", "compact")
+
+
+@dataclass(frozen=True)
+class DataConvention:
+    """How a published checkpoint reads its robot: one row per `config_name`."""
+
+    pi05: bool
+    action_horizon: int
+    max_token_len: int
+    asset_id: str  # folder of norm_stats.json inside the checkpoint
+    cameras: int  # main, left wrist, right wrist: the first this many exist
+    state_dim: int
+    action_dim: int
+    discrete_state: bool = False  # π0.5 only: the state is written into the prompt
+    quantile_norm: bool = False  # q01/q99 to [-1, 1] instead of mean/std
+    delta_mask: tuple[bool, ...] = ()  # action columns stored relative to the state
+    adapt_to_pi: bool = False  # ALOHA joint signs and gripper geometry
+    value_hidden: tuple[int, ...] = (512, 256, 128)
+
+
+_ALOHA_DELTA = (True,) * 6 + (False,) + (True,) * 6 + (False,)
+_MW, _CALVIN = "lerobot/metaworld_mt50", "InternRobotics/InternData-Calvin_ABC"
+_MS, _RT = "physical-intelligence/maniskill", "physical-intelligence/robotwin"
+
+CONVENTIONS: dict[str, DataConvention] = {
+    "pi0_metaworld": DataConvention(False, 5, 48, _MW, 1, 4, 4),
+    "pi05_metaworld": DataConvention(True, 5, 200, _MW, 1, 4, 4, quantile_norm=True),
+    "pi0_calvin": DataConvention(False, 5, 48, _CALVIN, 2, 7, 7),
+    "pi05_calvin": DataConvention(True, 5, 200, _CALVIN, 2, 7, 7, quantile_norm=True),
+    "pi0_maniskill": DataConvention(False, 50, 48, _MS, 1, 8, 7),
+    "pi05_maniskill": DataConvention(True, 10, 200, _MS, 1, 8, 7, quantile_norm=True, value_hidden=(1024, 512, 256)),
+    "pi0_aloha_robotwin": DataConvention(False, 50, 48, _RT, 3, 14, 14, delta_mask=_ALOHA_DELTA),
+    "pi05_aloha_robotwin": DataConvention(
+        True, 50, 200, _RT, 3, 14, 14, True, quantile_norm=True, delta_mask=_ALOHA_DELTA, adapt_to_pi=True
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Every size of the network; any numbers work, the three named sizes are made by `Config.architecture`."""
+
+    pi05: bool
+    image_size: int
+    patch_size: int
+    vit_width: int
+    vit_depth: int
+    vit_mlp: int
+    vit_heads: int
+    vocab_size: int
+    vlm_width: int
+    vlm_mlp: int
+    expert_width: int
+    expert_mlp: int
+    depth: int  # layers of the language model and of the expert, one to one
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    action_dim: int  # D
+    action_horizon: int  # H
+    max_token_len: int
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of one camera."""
+        return (self.image_size // self.patch_size) ** 2
+
+    def num_parameters(self) -> dict[str, int]:
+        """Exact parameter counts by part, without the heads a policy adds."""
+        v, m = self.vit_width, self.vit_mlp
+        vit_layer = 4 * (v * v + v) + (v * m + m) + (m * v + v) + 4 * v
+        patches = 3 * self.patch_size**2 * v + v + self.image_tokens * v
+        w, e, q, kv = (
+            self.vlm_width,
+            self.expert_width,
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        )
+        vlm_layer = 2 * w * q + 2 * w * kv + 3 * w * self.vlm_mlp + 2 * w
+        norm = 3 * e * e + 3 * e if self.pi05 else e
+        expert_layer = 2 * e * q + 2 * e * kv + 3 * e * self.expert_mlp + 2 * norm
+        d = self.action_dim
+        action = (d * e + e) + (e * d + d) + 2 * (e * e + e)
+        if not self.pi05:
+            action += (d * e + e) + e * e  # state_proj; action_time_mlp_in reads action and time side by side
+        return {
+            "vision": patches + self.vit_depth * vit_layer + 2 * v,
+            "projector": v * w + w,
+            "embedding": self.vocab_size * w,
+            "language": self.depth * vlm_layer + w,
+            "expert": self.depth * expert_layer + norm,
+            "action": action,
+        }
+
+
+BASE = Architecture(
+    pi05=False,
+    image_size=224,
+    patch_size=14,
+    vit_width=1152,
+    vit_depth=27,
+    vit_mlp=4304,
+    vit_heads=16,
+    vocab_size=257152,
+    vlm_width=2048,
+    vlm_mlp=16384,
+    expert_width=1024,
+    expert_mlp=4096,
+    depth=18,
+    num_heads=8,
+    num_kv_heads=1,
+    head_dim=256,
+    action_dim=32,
+    action_horizon=50,
+    max_token_len=48,
+)
+SMALL = replace(
+    BASE,
+    image_size=112,
+    vit_width=384,
+    vit_depth=6,
+    vit_mlp=1536,
+    vit_heads=6,
+    vocab_size=SMALL_VOCAB,
+    vlm_width=384,
+    vlm_mlp=1024,
+    expert_width=256,
+    expert_mlp=768,
+    depth=6,
+    num_heads=6,
+    head_dim=64,
+)
+COMPACT = replace(
+    BASE,
+    image_size=64,
+    patch_size=16,
+    vit_width=64,
+    vit_depth=1,
+    vit_mlp=128,
+    vit_heads=4,
+    vocab_size=SMALL_VOCAB,
+    vlm_width=64,
+    vlm_mlp=128,
+    expert_width=64,
+    expert_mlp=128,
+    depth=2,
+    num_heads=4,
+    head_dim=16,
+    action_dim=8,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenPiOptions:
+    """`actor.model.openpi`: the flow policy. A null follows the key of the same name above it, or `config_name`."""
+
+    config_name: str = "pi0_metaworld"
+    """Data convention of the checkpoint: prompt, normalisation, cameras, horizon; its first word says π0 or π0.5."""
+    num_images_in_input: int | None = None
+    """Cameras read, main first; null reads all that config_name has."""
+    action_chunk: int | None = None
+    """Actions executed per call; must equal actor.model.num_action_chunks."""
+    action_env_dim: int | None = None
+    """Action columns the simulator takes; must equal actor.model.action_dim."""
+    action_horizon: int | None = None
+    """Actions denoised at once (H); null takes config_name's for `base` and action_chunk for the other sizes."""
+    max_token_len: int | None = None
+    """Prompt slots stored per sample; longer prompts are cut."""
+    state_dim: int | None = None
+    """State columns read; null takes config_name's."""
+    num_steps: int | None = None
+    """Denoising steps (N)."""
+    noise_method: NoiseMethod = "flow_sde"
+    """What makes the flow a stochastic policy; flow_ode has no log-prob."""
+    noise_level: float = 0.5
+    """Noise scale a of flow_sde and flow_cps."""
+    noise_anneal: bool = False
+    """Move noise_level along noise_params with the training step."""
+    noise_params: list[float] = field(default_factory=lambda: [0.7, 0.3, 400.0])
+    """Start, end and number of steps of the annealing."""
+    noise_logvar_range: list[float] = field(default_factory=lambda: [0.08, 0.16])
+    """Smallest and largest standard deviation (despite the name) of flow_noise."""
+    joint_logprob: bool = False
+    """Score every denoising step (averaged) instead of one random step."""
+    ignore_last: bool = False
+    """Never choose the last denoising step."""
+    safe_get_logprob: bool = False
+    """Score by the negative squared distance instead of the Gaussian log-density."""
+    train_expert_only: bool | None = None
+    """Freeze the vision-language model; null does so for `base` only."""
+    add_value_head: bool | None = None
+    """Must agree with actor.model.add_value_head when set."""
+    detach_critic_input: bool | None = None
+    """Keep the critic's gradient out of the expert."""
+    chunk_critic_input: bool = False
+    """Expert critic: average the executed actions' features only."""
+    value_after_vlm: bool = False
+    """Critic on the pooled vision-language output instead of the expert's."""
+    value_vlm_mode: Literal["mean_token", "first_token", "last_token"] = "mean_token"
+    """How the vision-language output is pooled (over valid tokens)."""
+    value_input: ValueInput | None = None
+    """expert, vlm, or state: a small critic on the simulator's privileged state; null follows value_after_vlm."""
+    critic_state_dim: int = 0
+    """Columns of that privileged state; 0 takes the simulator's."""
+    upstream_values: bool = False
+    """Set by `compat: rlinf-0.4`: rollout value averaged over the denoising steps, mean_token over padding too."""
+    use_dsrl: bool = False
+    """Accepted for compatibility, must stay False; the dsrl_* keys below are inert."""
+    dsrl_state_dim: int = 8
+    dsrl_action_noise_dim: int = 32
+    dsrl_num_q_heads: int = 10
+    dsrl_agg_q: str = "mean"
+    dsrl_image_latent_dim: int = 64
+    dsrl_state_latent_dim: int = 64
+    dsrl_hidden_dims: list[int] = field(default_factory=lambda: [128, 128, 128])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ModelConfig):
+    """`actor.model` of π0 and π0.5."""
+
+    model_type: str = "openpi"
+    num_images_in_input: int = 0
+    """Cameras read; 0 leaves it to openpi.num_images_in_input."""
+    use_proprio: bool = True
+    """Accepted for compatibility; config_name says whether the state is read."""
+    num_steps: int | None = None
+    """Denoising steps; openpi.num_steps wins."""
+    openpi: OpenPiOptions = field(default_factory=OpenPiOptions)
+
+    @property
+    def convention(self) -> DataConvention:
+        """The row of `config_name`."""
+        name = self.openpi.config_name
+        if name not in CONVENTIONS:
+            near = difflib.get_close_matches(name, CONVENTIONS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(CONVENTIONS)}"
+            raise UserError(f"actor.model.openpi.config_name={name!r} is unknown; {hint}")
+        return CONVENTIONS[name]
+
+    @property
+    def denoise_steps(self) -> int:
+        """N: openpi.num_steps, else num_steps, else 4 (π0) or 5 (π0.5)."""
+        return self.openpi.num_steps or self.num_steps or (5 if self.convention.pi05 else 4)
+
+    @property
+    def num_cameras(self) -> int:
+        """Cameras the network sees; absent ones are never computed."""
+        return self.openpi.num_images_in_input or self.num_images_in_input or self.convention.cameras
+
+    @property
+    def state_dim(self) -> int:
+        """State columns the policy reads (0 for a state-less π0.5)."""
+        if self.convention.pi05 and not self.convention.discrete_state:
+            return 0
+        return self.convention.state_dim if self.openpi.state_dim is None else self.openpi.state_dim
+
+    @property
+    def freeze_vlm(self) -> bool:
+        """Whether only the expert and the heads learn."""
+        frozen = self.openpi.train_expert_only
+        return self.size == "base" if frozen is None else frozen
+
+    @property
+    def value_input(self) -> ValueInput | None:
+        """What the critic reads; None without a critic."""
+        if not self.add_value_head:
+            return None
+        return self.openpi.value_input or ("vlm" if self.openpi.value_after_vlm else "expert")
+
+    @property
+    def stored_precision(self) -> Literal["fp32", "bf16"]:
+        """Weights are bf16 (with the published fp32 exceptions) for `base`, fp32 for the other sizes, unless told."""
+        if self.precision is None:
+            return "bf16" if self.size == "base" else "fp32"
+        names: dict[str, Literal["fp32", "bf16"]] = {"fp32": "fp32", "32": "fp32", "bf16": "bf16", "bf16-mixed": "bf16"}
+        if self.precision not in names:
+            raise UserError(f"actor.model.precision={self.precision!r} must be fp32, bf16 or null")
+        return names[self.precision]
+
+    def architecture(self) -> Architecture:
+        """The network of `size` for this convention."""
+        if self.size not in SIZES:
+            raise UserError(f"actor.model.size={self.size!r} must be one of {', '.join(SIZES)}")
+        row, base = self.convention, self.size == "base"
+        sizes = {"base": BASE, "small": SMALL, "compact": COMPACT}[self.size]
+        columns = max(sizes.action_dim, self.action_dim, self.state_dim)
+        prompt = row.max_token_len if base or row.discrete_state else 48
+        return replace(
+            sizes,
+            pi05=row.pi05,
+            action_dim=columns if base else -(-columns // 8) * 8,
+            action_horizon=self.openpi.action_horizon or (row.action_horizon if base else self.num_action_chunks),
+            max_token_len=self.openpi.max_token_len or prompt,
+        )
+
+    def value_hidden(self) -> tuple[int, ...]:
+        """Hidden widths of the critic."""
+        if self.value_input == "state":
+            return (128, 128)
+        return self.convention.value_hidden if self.size == "base" else (128, 64)
+
+    def value_width(self) -> int:
+        """Columns the critic's first layer reads."""
+        arch = self.architecture()
+        widths = {
+            "expert": arch.expert_width,
+            "vlm": arch.vlm_width,
+            "state": 5 * self.openpi.critic_state_dim,
+            None: 0,
+        }
+        return widths[self.value_input]
+
+    def noise_hidden(self) -> tuple[int, int]:
+        """Hidden widths of flow_noise's variance network."""
+        return (128, 64) if self.size == "base" else (64, 32)
+
+    def num_parameters(self) -> dict[str, int]:
+        """Exact parameter counts by part; their sum is what `build` allocates."""
+        arch = self.architecture()
+        counts = arch.num_parameters()
+        if self.value_input is not None:
+            widths = (self.value_width(), *self.value_hidden(), 1)
+            counts["value_head"] = _mlp_parameters(widths) + (2 * widths[1] if self.value_input == "state" else 0)
+        if self.openpi.noise_method == "flow_noise":
+            counts["noise_head"] = _mlp_parameters((arch.expert_width, *self.noise_hidden(), arch.action_dim))
+        return counts
+
+    def num_trainable_parameters(self) -> int:
+        """Parameters the optimiser sees."""
+        frozen = ("vision", "projector", "embedding", "language") if self.freeze_vlm else ()
+        return sum(n for part, n in self.num_parameters().items() if part not in frozen)
+
+    def spec(self) -> PolicySpec:
+        """The promises of this configuration; raises UserError naming the key when it is impossible."""
+        options, row = self.openpi, self.convention
+        self._check()
+        return PolicySpec(
+            action_dim=self.action_dim,
+            num_action_chunks=self.num_action_chunks,
+            image_size=self.architecture().image_size,
+            num_images=self.num_cameras,
+            uses_state=not row.pi05 or row.discrete_state,
+            state_dim=self.state_dim,
+            has_logprob=options.noise_method != "flow_ode",
+            has_value=self.value_input is not None,
+            values_per_chunk=1,
+            critic_state_dim=options.critic_state_dim if self.value_input == "state" else 0,
+            trainable="expert" if self.freeze_vlm else "all",
+        )
+
+    def _check(self) -> None:
+        options, arch, prefix = self.openpi, self.architecture(), "actor.model"
+        for own, key, top in (
+            (options.action_chunk, "action_chunk", "num_action_chunks"),
+            (options.action_env_dim, "action_env_dim", "action_dim"),
+            (options.add_value_head, "add_value_head", "add_value_head"),
+        ):
+            above = asdict(self)[top]
+            if own is not None and own != above:
+                raise UserError(f"{prefix}.openpi.{key}={own} must equal {prefix}.{top}={above}")
+        if not 1 <= self.num_action_chunks <= arch.action_horizon:
+            raise UserError(
+                f"{prefix}.num_action_chunks={self.num_action_chunks} must lie between 1 and the action horizon "
+                f"{arch.action_horizon} of {options.config_name}"
+            )
+        if self.num_cameras > 3:
+            raise UserError(f"{prefix}.openpi.num_images_in_input={self.num_cameras} must be at most 3")
+        if max(self.action_dim, self.state_dim) > arch.action_dim:
+            raise UserError(f"{prefix}.action_dim={self.action_dim} must be at most {arch.action_dim}")
+        if self.denoise_steps < (2 if options.noise_method == "flow_cps" or options.ignore_last else 1):
+            raise UserError(f"{prefix}.openpi.num_steps={self.denoise_steps} leaves no stochastic step; raise it")
+        if options.use_dsrl:
+            raise UserError(f"{prefix}.openpi.use_dsrl=True is not supported; set it to False")
+        if self.is_lora:
+            raise UserError(f"{prefix}.is_lora=True is not supported by model_type openpi; set it to False")
+        if self.value_type != "chunk_level":
+            raise UserError(f"{prefix}.value_type={self.value_type} must be chunk_level for model_type openpi")
+        if len(options.noise_params) != 3 or len(options.noise_logvar_range) != 2:
+            raise UserError(f"{prefix}.openpi.noise_params needs 3 numbers and noise_logvar_range 2")
+        _ = self.stored_precision
+
+
+def _mlp_parameters(widths: tuple[int, ...]) -> int:
+    return sum(a * b + b for a, b in itertools.pairwise(widths))

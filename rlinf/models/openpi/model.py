@@ -1,0 +1,208 @@
+"""The π0 / π0.5 network: images and prompt to a prefix of keys and values, noisy actions to a velocity.
+
+Letters: B rows, n cameras, T tokens a camera, L prompt slots, P prefix tokens (n * T + L), H actions, D action columns,
+S suffix tokens (H, and one for the state in π0), W expert width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rlinf.models.nn.gemma import Gemma, KeyValue
+from rlinf.models.nn.vit import SiglipVision
+from rlinf.models.openpi.config import Architecture
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What the expert needs of an observation."""
+
+    kv: list[KeyValue]  # per layer [B, G, P, E]
+    valid: Tensor | None  # bool [B, P]; None when every token counts
+    output: Tensor | None = None  # [B, P, vlm width], when asked for
+
+    def lengths(self) -> Tensor:
+        """Valid tokens per row i64 [B]: where suffix positions continue."""
+        k = self.kv[0].k
+        if self.valid is None:
+            return torch.full((k.shape[0],), k.shape[2], device=k.device)
+        return self.valid.sum(1)
+
+    def repeat(self, n: int) -> Prefix:
+        """Every row n times in a row, to share one prefix among several noisy actions."""
+        if n == 1:
+            return self
+        kv = [KeyValue(k.repeat_interleave(n, 0), v.repeat_interleave(n, 0)) for k, v in self.kv]
+        return Prefix(kv, None if self.valid is None else self.valid.repeat_interleave(n, 0))
+
+
+def visible(valid: Tensor, starts: Tensor, first_row: int = 0) -> Tensor:
+    """Who attends to whom, bool [B, S - first_row, S], for queries from `first_row` on.
+
+    `starts` [S] is 1 where a new block begins; a token sees its own and all earlier blocks, where both ends are valid.
+    """
+    block = starts.cumsum(0)
+    seen = block[None, :] <= block[first_row:, None]  # [S - first_row, S]
+    return seen & valid[:, None, :] & valid[:, first_row:, None]
+
+
+def positions(valid: Tensor) -> Tensor:
+    """Positions count valid tokens only: i64 [B, S]."""
+    return valid.cumsum(1) - 1
+
+
+def time_embedding(t: Tensor, width: int) -> Tensor:
+    """Sines, then cosines, of 2πt at periods from 4e-3 to 4 (fp64 [B] -> fp64 [B, width])."""
+    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=t.device)
+    angles = t.double()[:, None] * (2 * math.pi / (4e-3 * (4.0 / 4e-3) ** fraction))
+    return torch.cat((angles.sin(), angles.cos()), -1)
+
+
+class PiNet(nn.Module):
+    """Weights and passes of π0 (`pi05=False`) or π0.5."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.arch = arch
+        vision = SiglipVision(
+            image_size=arch.image_size,
+            patch_size=arch.patch_size,
+            width=arch.vit_width,
+            depth=arch.vit_depth,
+            hidden=arch.vit_mlp,
+            heads=arch.vit_heads,
+        )
+        gemma = partial(
+            Gemma, depth=arch.depth, heads=arch.num_heads, kv_heads=arch.num_kv_heads, head_dim=arch.head_dim
+        )
+        language = gemma(width=arch.vlm_width, hidden=arch.vlm_mlp, vocab_size=arch.vocab_size)
+        expert = gemma(width=arch.expert_width, hidden=arch.expert_mlp, adaptive=arch.pi05)
+        projector = nn.Linear(arch.vit_width, arch.vlm_width)
+        vlm = nn.ModuleDict(
+            {
+                "vision_tower": nn.ModuleDict({"vision_model": vision}),
+                "multi_modal_projector": nn.ModuleDict({"linear": projector}),
+                "language_model": language,
+            }
+        )
+        self.paligemma_with_expert = nn.ModuleDict(
+            {"paligemma": nn.ModuleDict({"model": vlm}), "gemma_expert": nn.ModuleDict({"model": expert})}
+        )
+        # The tree above only gives the published names; these are the parts under names worth reading.
+        self._parts = (vision, projector, language, expert)
+        width, d = arch.expert_width, arch.action_dim
+        self.action_in_proj = nn.Linear(d, width)
+        self.action_out_proj = nn.Linear(width, d)
+        if arch.pi05:
+            self.time_mlp_in = nn.Linear(width, width)
+            self.time_mlp_out = nn.Linear(width, width)
+        else:
+            self.state_proj = nn.Linear(d, width)
+            self.action_time_mlp_in = nn.Linear(2 * width, width)
+            self.action_time_mlp_out = nn.Linear(width, width)
+
+    @property
+    def vlm(self) -> nn.Module:
+        """Everything `train_expert_only` freezes."""
+        return self.paligemma_with_expert["paligemma"]
+
+    def embed_images(self, images: Tensor) -> Tensor:
+        """u8 [B, n, S, S, 3] or f32 in [-1, 1] -> [B, n * T, vlm width]; all cameras in one pass."""
+        vision, projector, _, _ = self._parts
+        if images.dtype == torch.uint8:
+            images = images.float() / 255.0 * 2.0 - 1.0
+        features = projector(vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
+        return features.view(images.shape[0], -1, features.shape[-1])
+
+    def embed_prompt(self, tokens: Tensor) -> Tensor:
+        """i64 [B, L] -> [B, L, vlm width]; only the prompt is scaled, images are not."""
+        embedded = self._parts[2].embed_tokens(tokens)
+        return embedded * math.sqrt(embedded.shape[-1])
+
+    def prefix(
+        self,
+        images: Tensor,
+        tokens: Tensor,
+        token_valid: Tensor | None,
+        *,
+        image_valid: Tensor | None = None,
+        output: bool = False,
+        full_mask: bool = False,
+    ) -> Prefix:
+        """Observation to keys and values; masks are bool [B, L] and [B, n], None when all is valid.
+
+        `full_mask` also hides valid tokens from padded queries, which changes their (otherwise unread) outputs.
+        """
+        b, n = images.shape[:2]
+        x = torch.cat((self.embed_images(images), self.embed_prompt(tokens)), 1)
+        valid = None
+        if token_valid is not None or image_valid is not None:
+            image_valid = tokens.new_ones(b, n, dtype=torch.bool) if image_valid is None else image_valid
+            token_valid = torch.ones_like(tokens, dtype=torch.bool) if token_valid is None else token_valid
+            valid = torch.cat((image_valid.repeat_interleave(self.arch.image_tokens, 1), token_valid), 1)
+        if valid is None:
+            position = torch.arange(x.shape[1], device=x.device).expand(b, -1)
+            see = None
+        else:
+            position = positions(valid)
+            see = (
+                visible(valid, torch.zeros(x.shape[1], device=x.device))[:, None] if full_mask else valid[:, None, None]
+            )
+        out, kv = self._parts[2](x, position, see, output=output)
+        return Prefix(kv, valid, out)
+
+    def embed_suffix(self, state: Tensor | None, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens [B, S, W] and, for π0.5, the condition [B, W] of the adaptive norms."""
+        time = time_embedding(t, self.arch.expert_width).to(x_t.dtype)  # [B, W]
+        action = self.action_in_proj(x_t)
+        if self.arch.pi05:
+            return action, F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(time))))
+        assert state is not None
+        both = torch.cat((action, time[:, None].expand_as(action)), -1)
+        action = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
+        return torch.cat((self.state_proj(state)[:, None], action), 1), None
+
+    def suffix_starts(self) -> list[int]:
+        """Where blocks begin among the suffix tokens: the state alone (π0), then all actions together."""
+        actions = [1] + [0] * (self.arch.action_horizon - 1)
+        return actions if self.arch.pi05 else [1, *actions]
+
+    def suffix(self, prefix: Prefix, state: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:
+        """Expert features f32 [B, H, W] of noisy actions f32 [B, H, D] at times f32 [B]; state f32 [B, D] for π0."""
+        tokens, cond = self.embed_suffix(state, x_t, t)
+        b, s, _ = tokens.shape
+        p = prefix.kv[0].k.shape[2]
+        starts = torch.tensor([0] * p + self.suffix_starts(), device=x_t.device)
+        if prefix.valid is None:
+            see = (
+                None
+                if self.arch.pi05
+                else visible(torch.ones(1, p + s, dtype=torch.bool, device=x_t.device), starts, p)
+            )
+        else:
+            valid = torch.cat((prefix.valid, prefix.valid.new_ones(b, s)), 1)
+            see = visible(valid, starts, p)
+        position = prefix.lengths()[:, None] + torch.arange(s, device=x_t.device)
+        out, _ = self._parts[3](tokens, position, None if see is None else see[:, None], past=prefix.kv, cond=cond)
+        return out[:, -self.arch.action_horizon :].float()
+
+    def velocity(self, features: Tensor) -> Tensor:
+        """Expert features [B, H, W] -> velocity f32 [B, H, D]."""
+        return self.action_out_proj(features)
+
+    def apply_bf16_rule(self) -> None:
+        """The published mixture: bf16, but patch and position embeddings, Gemma norms and projections in fp32."""
+        self.paligemma_with_expert.to(torch.bfloat16)
+        for name, module in self.paligemma_with_expert.named_modules():
+            if name.endswith(
+                ("embeddings", "input_layernorm", "post_attention_layernorm", "model.norm", "language_model.norm")
+            ):
+                module.float()

@@ -1,0 +1,94 @@
+"""Normalisation statistics in the published layout, and their use on padded vectors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import nn
+
+from rlinf.errors import UserError
+
+Tensor = torch.Tensor
+_EPS = 1e-6
+_FIELDS = ("mean", "std", "q01", "q99")
+FILE = "norm_stats.json"
+
+
+class Statistics(nn.Module):
+    """mean, std, q01, q99 of one vector, f64 [n]; not part of the weights."""
+
+    mean: Tensor
+    std: Tensor
+    q01: Tensor
+    q99: Tensor
+
+    def __init__(self, **values: Tensor) -> None:
+        super().__init__()
+        for name in _FIELDS:
+            self.register_buffer(name, values[name].double(), persistent=False)
+
+    @classmethod
+    def identity(cls, n: int) -> Self:
+        """Statistics that change nothing under either rule (up to the published 1e-6)."""
+        return cls(mean=torch.zeros(n), std=torch.ones(n), q01=-torch.ones(n), q99=torch.ones(n))
+
+    @classmethod
+    def fit(cls, data: Tensor, *, floor: float) -> Self:
+        """Of rows [M, n]; a column that hardly moves gets std `floor` and a quantile range of 4 x `floor`."""
+        data = data.double()
+        q01, q99 = torch.quantile(data[: 1 << 24 // data.shape[1]], torch.tensor([0.01, 0.99]).double(), dim=0)
+        narrow = (4 * floor - (q99 - q01)).clamp(min=0.0) / 2
+        return cls(
+            mean=data.mean(0), std=data.std(0, correction=0).clamp(min=floor), q01=q01 - narrow, q99=q99 + narrow
+        )
+
+    def normalize(self, x: Tensor, *, quantile: bool) -> Tensor:
+        """[..., n] -> [..., n] in x's dtype."""
+        if quantile:
+            q01, q99 = self.q01.to(x), self.q99.to(x)
+            return (x - q01) / (q99 - q01 + _EPS) * 2.0 - 1.0
+        return (x - self.mean.to(x)) / (self.std.to(x) + _EPS)
+
+    def unnormalize(self, x: Tensor, *, quantile: bool) -> Tensor:
+        """[..., m >= n] -> [..., m]; columns beyond n have the identity's statistics."""
+        n = self.mean.shape[0]
+        real, rest = x[..., :n], x[..., n:]
+        if quantile:
+            q01, q99 = self.q01.to(x), self.q99.to(x)
+            return torch.cat(((real + 1.0) / 2.0 * (q99 - q01 + _EPS) + q01, rest), -1)
+        return torch.cat((real * (self.std.to(x) + _EPS) + self.mean.to(x), rest * (1.0 + _EPS)), -1)
+
+
+def save_statistics(folder: Path, asset_id: str, stats: dict[str, Statistics]) -> None:
+    """Write `<folder>/<asset_id>/norm_stats.json`."""
+    target = folder / asset_id
+    target.mkdir(parents=True, exist_ok=True)
+    content = {key: {name: getattr(s, name).tolist() for name in _FIELDS} for key, s in stats.items()}
+    (target / FILE).write_text(json.dumps({"norm_stats": content}, indent=1) + "\n")
+
+
+def load_statistics(folder: Path, asset_id: str) -> dict[str, Statistics]:
+    """Read `<folder>/<asset_id>/norm_stats.json` (also below `assets/`, where openpi itself puts it)."""
+    for path in (folder / asset_id / FILE, folder / "assets" / asset_id / FILE):
+        if path.is_file():
+            content = json.loads(path.read_text())["norm_stats"]
+            return {key: _parse(path, key, content) for key in ("state", "actions")}
+    found = sorted({str(p.parent.relative_to(folder)) for p in folder.glob(f"**/{FILE}")})
+    raise UserError(
+        f"{folder} has no {asset_id}/{FILE}, which this openpi.config_name needs; "
+        + (f"statistics found for: {', '.join(found)}" if found else "it holds no statistics at all")
+    )
+
+
+def _parse(path: Path, key: str, content: dict) -> Statistics:
+    if key not in content:
+        raise UserError(f"{path} lacks the entry {key!r}; it has: {', '.join(content)}")
+    entry = content[key]
+    mean, std = (torch.tensor(entry[name], dtype=torch.float64) for name in ("mean", "std"))
+    # Checkpoints normalised by mean and std may leave the quantiles out.
+    q01 = torch.tensor(entry["q01"], dtype=torch.float64) if entry.get("q01") is not None else mean - 2.33 * std
+    q99 = torch.tensor(entry["q99"], dtype=torch.float64) if entry.get("q99") is not None else mean + 2.33 * std
+    return Statistics(mean=mean, std=std, q01=q01, q99=q99)

@@ -1,0 +1,175 @@
+"""Runner: one training step on one screen; evaluate, save and resume beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlinf.collect import collect
+from rlinf.config.schema import Config
+from rlinf.data.types import EpisodeRecord
+from rlinf.envs.records import summarise
+from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.errors import UserError
+from rlinf.metrics.watch import Watch
+from rlinf.runtime.cluster import make_cluster
+from rlinf.runtime.placement import Plan
+from rlinf.training.checkpoint import config_hash, find_resume, save_checkpoint, versions
+from rlinf.workers.actor import ActorWorker
+from rlinf.workers.env import EnvWorker
+from rlinf.workers.rollout import RolloutWorker
+
+
+class Runner:
+    """Owns the cluster and drives it; knows nothing of simulators, models or algorithms."""
+
+    def __init__(self, cfg: Config, plan: Plan, *, watch: Watch) -> None:
+        self.cfg, self.plan, self.watch = cfg, plan, watch
+        runner = cfg.runner
+        self.total_steps = min(runner.max_epochs, runner.max_steps) if runner.max_steps >= 0 else runner.max_epochs
+        self.folder = Path(runner.logger.log_path) / runner.logger.experiment_name
+        self.global_step = 0
+        self.stop_requested = False
+        self.times: dict[str, float] = {}
+        self.cluster = make_cluster(cfg, plan)
+        self.rollout = self.cluster.launch(RolloutWorker, "rollout")
+        self.env = self.cluster.launch(EnvWorker, "env")
+        self.actor = self.cluster.launch(ActorWorker, "actor")
+
+    def train(self) -> None:
+        """Every remaining step, with evaluations and checkpoints where they are due."""
+        self.resume()
+        self.watch.start(self.global_step, self.total_steps)
+        with self._stop_on_sigterm():
+            while self.global_step < self.total_steps and not self.stop_requested:
+                with self.timed("step"):
+                    metrics = self.step(self.global_step)
+                    self.global_step += 1
+                    if self._due(self.cfg.runner.val_check_interval):
+                        metrics |= self.evaluate()
+                times, self.times = self.times, {}
+                self.watch.log(self.global_step, metrics | {f"time/{k}": v for k, v in times.items()})
+                if self._due(self.cfg.runner.save_interval) or self.stop_requested:
+                    self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
+
+    def step(self, step: int) -> dict[str, float]:
+        """One rollout and the update it pays for."""
+        env = self.cfg.env.train
+        chunks = env.max_steps_per_rollout_epoch // self.cfg.actor.model.num_action_chunks
+        with self.timed("generate_rollouts"), self.resident("env"):
+            rolled = collect(
+                self.env, self.rollout, self.plan, mode="train", step=step, epochs=env.rollout_epoch, chunks=chunks
+            )
+            self.cluster.get(rolled)
+        with self.timed("cal_adv_and_returns"):
+            advantages = self.actor.call("compute_advantages", self.rollout.call("trajectory"))
+            metrics = dict(self.cluster.get(advantages)[0])
+        with self.timed("actor_training"):
+            metrics |= self.cluster.get(self.actor.call("update", step, self.total_steps))[0]
+        metrics["env/restarts"] = float(sum(self.cluster.get(self.env.call("num_restarts"))))
+        return metrics | {f"env/{k}": v for k, v in summarise(self._episodes()).items()}
+
+    def evaluate(self) -> dict[str, float]:
+        """Success on the held-out trials; writes eval/step_N.json."""
+        records = self.play_trials()
+        self.watch.evaluated(self.global_step, records)
+        return {f"eval/{k}": v for k, v in summarise(records).items()}
+
+    def play_trials(self) -> list[EpisodeRecord]:
+        """Every held-out trial once, with the deterministic sampler and the same noise each time."""
+        env, chunk = self.cfg.env.eval, self.cfg.actor.model.num_action_chunks
+        rounds = math.ceil(len(eval_trials(env, env_spec(env))) / env.total_num_envs)
+        chunks = rounds * env.max_episode_steps // chunk
+        with self.timed("eval"):
+            self._episodes()  # what the training envs finished belongs to the training step
+            collect(self.env, self.rollout, self.plan, mode="eval", step=0, epochs=1, chunks=chunks, finished=self._played)
+            self.cluster.get(self.env.call("release", mode="eval"))
+            return self._episodes()
+
+    def save(self) -> Path:
+        """A complete checkpoint of this step, or none."""
+        states = self.cluster.get(self.env.call("state"))
+        runner = {"step": self.global_step, "env": states}
+
+        def write(folder: Path) -> None:
+            (folder / "actor").mkdir()
+            self.cluster.get(self.actor.call("save", folder / "actor"))
+            (folder / "runner.json").write_text(json.dumps(runner))
+
+        with self.timed("save"):
+            return save_checkpoint(
+                self.folder / "checkpoints",
+                self.global_step,
+                write,
+                config_hash=config_hash(self.cfg),
+                versions=versions(),
+                keep=self.cfg.runner.keep_checkpoints,
+            )
+
+    def resume(self) -> None:
+        """Continue from runner.resume_dir, exactly where that run stood."""
+        if self.cfg.runner.resume_dir is None:
+            return
+        folder = find_resume(self.folder / "checkpoints", self.cfg.runner.resume_dir, self.watch.warn)
+        if folder is None:
+            return
+        saved = json.loads((folder / "runner.json").read_text())
+        if len(saved["env"]) != len(self.plan.env):
+            raise UserError(f"checkpoint {folder} was made with {len(saved['env'])} env ranks, not {len(self.plan.env)}")
+        self.cluster.get(self.actor.call("load", folder / "actor"))
+        self.cluster.get(self.env.call("load_state", saved["env"]))
+        self.global_step = saved["step"]
+
+    def close(self) -> None:
+        self.cluster.shutdown()
+        self.watch.close()
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the block's seconds to `time/<name>` of this step."""
+        start = time.perf_counter()
+        yield
+        self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def resident(self, *roles: str) -> Iterator[None]:
+        """Holds the named workers in memory for the block, and lets those in plan.offload go after it."""
+        leaving = [{"env": self.env, "rollout": self.rollout, "actor": self.actor}[role] for role in roles if role in self.plan.offload]
+        for group in leaving:
+            self.cluster.get(group.call("onload"))
+        yield
+        for group in leaving:
+            self.cluster.get(group.call("offload"))
+
+    def _due(self, interval: int) -> bool:
+        return interval > 0 and (self.global_step % interval == 0 or self.global_step == self.total_steps)
+
+    def _played(self) -> bool:
+        """Whether every held-out trial has been played; waits for the chunk in flight."""
+        stages = range(self.plan.stages)
+        return all(all(self.cluster.get(self.env.call("finished", stage=stage))) for stage in stages)
+
+    def _episodes(self) -> list[EpisodeRecord]:
+        return [e for rank in self.cluster.get(self.env.call("drain_episodes")) for e in rank]
+
+    @contextmanager
+    def _stop_on_sigterm(self) -> Iterator[None]:
+        """SIGTERM finishes the running step, saves it and leaves; what was lost is at most one step."""
+
+        def request(*_: object) -> None:
+            self.stop_requested = True
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, request)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,80 @@
+"""One process: each worker rank is a thread with a queue, and futures pass between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from rlinf.config.schema import Config
+from rlinf.runtime.cluster import Routed, merge
+from rlinf.runtime.placement import Plan
+from rlinf.runtime.worker import Process, Worker
+
+
+class LocalGroup:
+    """The ranks of one worker class, a thread each."""
+
+    def __init__(self, workers: Sequence[Worker], role: str) -> None:
+        self._ranks = [(w, ThreadPoolExecutor(1, thread_name_prefix=f"{role}-{w.rank}")) for w in workers]
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
+        return [
+            pool.submit(lambda w=worker: getattr(w, method)(*map(_resolve, args), **kwargs))
+            for worker, pool in self._ranks
+        ]
+
+    def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
+        def run(worker: Worker, route: list[tuple[int, int, int]]) -> Any:
+            pieces = [routed.futures[source].result() for source, _, _ in route]
+            return getattr(worker, method)(merge(pieces, [(lo, hi) for _, lo, hi in route]), **kwargs)
+
+        return [
+            pool.submit(run, worker, route) for (worker, pool), route in zip(self._ranks, routed.routes, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Let every worker give back what it holds, then stop its thread; calls not yet begun are dropped."""
+        for _, pool in self._ranks:
+            pool.shutdown(wait=True, cancel_futures=True)
+        for worker, _ in self._ranks:
+            worker.close()
+
+
+class LocalCluster:
+    """Threads and futures in the running process."""
+
+    def __init__(self, cfg: Config, plan: Plan) -> None:
+        self.cfg, self.plan = cfg, plan
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.process = Process(device)
+        self._groups: list[LocalGroup] = []
+
+    def launch(self, worker_cls: type[Worker], role: str) -> LocalGroup:
+        """Make every rank of `role` and set it up."""
+        slots = {"env": self.plan.env, "rollout": self.plan.rollout, "actor": self.plan.actor}[role]
+        group = LocalGroup([worker_cls(self.cfg, self.plan, r, self.process) for r in range(len(slots))], role)
+        self._groups.append(group)
+        self.get(group.call("setup"))
+        return group
+
+    def get(self, futures: Sequence[Future]) -> list[Any]:
+        return [f.result() for f in futures]
+
+    def shutdown(self) -> None:
+        for group in reversed(self._groups):
+            group.close()
+        self._groups.clear()
+
+
+def _resolve(value: Any) -> Any:
+    if isinstance(value, Future):
+        return value.result()
+    if isinstance(value, list):
+        return [_resolve(v) for v in value]
+    return value

@@ -1,0 +1,39 @@
+"""What a worker is: a plain class with blocking methods that knows its rank and its process, and nothing of the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rlinf.config.schema import Config
+from rlinf.runtime.placement import Plan
+
+
+class Process:
+    """The process a worker lives in. Workers that share it share objects by name, parameters above all."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._shared: dict[str, Any] = {}
+
+    def share(self, name: str, make: Callable[[], Any]) -> Any:
+        """The object `name` of this process, made by whoever asks first."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        return self._shared[name]
+
+
+class Worker:
+    """Base of EnvWorker, RolloutWorker and ActorWorker."""
+
+    def __init__(self, cfg: Config, plan: Plan, rank: int, process: Process) -> None:
+        self.cfg, self.plan, self.rank, self.process = cfg, plan, rank, process
+        self.device = process.device
+
+    def setup(self) -> None:
+        """Heavy work: load weights, start simulators. Called once, after every worker exists."""
+
+    def close(self) -> None:
+        """Give everything back."""

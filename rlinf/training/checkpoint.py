@@ -1,0 +1,130 @@
+"""Checkpoints that are either complete or absent: written under a temporary name, hashed, renamed.
+
+    <root>/global_step_N/
+      actor/model/...            the policy in HF layout: `rlinf eval` and other tools open it as it is
+      actor/optimizer.safetensors
+      runner.json                step, env states, counters
+      manifest.json              sha256 of every file; written last, before the folder gets its name
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+
+NAME = re.compile(r"global_step_(\d+)$")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete checkpoint folder says about itself."""
+
+    step: int
+    files: dict[str, str]  # relative path -> sha256
+    config_hash: str
+    versions: dict[str, str]
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of `folder`, after every file it lists was found whole; raises UserError naming the bad file."""
+        path = folder / "manifest.json"
+        if not path.is_file():
+            raise UserError(f"checkpoint {folder}: manifest.json is missing, so it was never completed")
+        try:
+            manifest = cls(**json.loads(path.read_text()))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise UserError(f"checkpoint {folder}: manifest.json cannot be read ({error})") from error
+        for name, want in manifest.files.items():
+            file = folder / name
+            if not file.is_file():
+                raise UserError(f"checkpoint {folder}: {name} is missing")
+            if sha256(file) != want:
+                raise UserError(f"checkpoint {folder}: {name} is corrupt, its checksum differs from manifest.json")
+        return manifest
+
+
+def save_checkpoint(
+    root: Path, step: int, write: Callable[[Path], None], *, config_hash: str, versions: dict[str, str], keep: int = 0
+) -> Path:
+    """Let `write(folder)` fill a temporary folder, seal it with a manifest and rename it to global_step_<step>."""
+    root.mkdir(parents=True, exist_ok=True)
+    final, temporary = root / f"global_step_{step}", root / f".tmp-global_step_{step}"
+    for leftover in root.glob(".tmp-global_step_*"):
+        shutil.rmtree(leftover)
+    temporary.mkdir()
+    write(temporary)
+    files = {str(p.relative_to(temporary)): sha256(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
+    manifest = Manifest(step=step, files=files, config_hash=config_hash, versions=versions)
+    (temporary / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
+    for path in [*temporary.rglob("*"), temporary]:
+        _fsync(path)
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(temporary, final)
+    _fsync(root)
+    if keep > 0:
+        for old in _numbered(root)[:-keep]:
+            shutil.rmtree(old)
+    return final
+
+
+def find_resume(root: Path, resume_dir: str, warn: Callable[[str], None]) -> Path | None:
+    """The folder to resume from: `auto` takes the newest complete one (None if there is none), else the one named."""
+    if resume_dir != "auto":
+        folder = Path(resume_dir)
+        if not folder.is_dir():
+            found = [p.name for p in _numbered(folder.parent)]
+            raise UserError(f"runner.resume_dir={resume_dir} does not exist; there: {', '.join(found) or 'none'}")
+        Manifest.read(folder)
+        return folder
+    for folder in reversed(_numbered(root)):
+        try:
+            Manifest.read(folder)
+            return folder
+        except UserError as error:
+            warn(f"{error}; trying the one before it")
+    return None
+
+
+def config_hash(cfg: Any) -> str:
+    """Identifies a config by its values."""
+    return hashlib.sha256(json.dumps(asdict(cfg), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of this run depend on."""
+    names = ("rlinf", "torch", "numpy", "mujoco", "metaworld")
+    found = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    return {"python": platform.python_version()} | {n: found[n] for n in names if n in found}
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _numbered(root: Path) -> list[Path]:
+    found = [(int(m.group(1)), p) for p in root.glob("global_step_*") if (m := NAME.search(p.name))]
+    return [p for _, p in sorted(found)]
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,136 @@
+"""EnvWorker: the simulators of one rank, a batch per pipeline stage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from rlinf.data.types import EnvStep, EpisodeRecord
+from rlinf.envs.bridge import Bridge
+from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.envs.vec import VecEnv
+from rlinf.envs.video import VideoRecorder
+from rlinf.runtime.worker import Worker
+
+Mode = Literal["train", "eval"]
+
+
+class EnvWorker(Worker):
+    """Steps environments and keeps the records of the episodes that ended."""
+
+    def setup(self) -> None:
+        self.policy_spec = self.cfg.actor.model.spec()
+        self._envs: dict[tuple[Mode, int], VecEnv] = {}
+        self._last: dict[int, EnvStep] = {}  # train: where each stage's rollout stands between iterations
+        self._episodes: list[EpisodeRecord] = []
+
+    def begin(self, *, mode: Mode, stage: int) -> EnvStep:
+        """The observation a rollout starts from: fresh episodes, or the running ones when episodes reset themselves."""
+        env = self._env(mode, stage)
+        if mode == "train" and self.cfg.env.train.auto_reset and stage in self._last:
+            return _without_results(self._last[stage])
+        return self._keep(env.reset(), mode, stage)
+
+    def step(self, actions: torch.Tensor, *, mode: Mode, stage: int) -> EnvStep:
+        """Execute one chunk of actions, f32 [B, C, A] in the policy's convention."""
+        env = self._env(mode, stage)
+        return self._keep(env.chunk_step(self._bridges[mode].to_env(actions)), mode, stage)
+
+    def finished(self, *, stage: int) -> bool:
+        """Whether every evaluation trial of this stage has been played."""
+        return self._env("eval", stage).done
+
+    def drain_episodes(self) -> list[EpisodeRecord]:
+        """The episodes that ended since the last call, in order of their envs."""
+        episodes, self._episodes = self._episodes, []
+        return sorted(episodes, key=lambda e: e.env_id)
+
+    def num_restarts(self) -> int:
+        """Simulator processes restarted so far."""
+        return sum(env.num_restarts for env in self._envs.values())
+
+    def release(self, *, mode: Mode) -> None:
+        """Close the simulators of `mode`, their videos included; the next rollout starts them again."""
+        for key in [k for k in self._envs if k[0] == mode]:
+            self._envs.pop(key).close()
+        if mode == "train":
+            self._last.clear()
+
+    def offload(self) -> None:
+        """Give the training simulators' memory back between rollouts."""
+        for (mode, _), env in self._envs.items():
+            if mode == "train":
+                env.offload()
+
+    def onload(self) -> None:
+        for (mode, _), env in self._envs.items():
+            if mode == "train":
+                env.onload()
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to continue the training episodes bit for bit."""
+        return {str(stage): env.state() for (mode, stage), env in self._envs.items() if mode == "train"}
+
+    def load_state(self, states: list[dict[str, Any]]) -> None:
+        """Continue from the `state` of every rank of an earlier run."""
+        for stage, saved in states[self.rank].items():
+            self._last[int(stage)] = self._env("train", int(stage)).load_state(saved)
+
+    def close(self) -> None:
+        for env in self._envs.values():
+            env.close()
+        self._envs.clear()
+
+    @property
+    def _bridges(self) -> dict[Mode, Bridge]:
+        def make() -> dict[Mode, Bridge]:
+            modes: tuple[Mode, ...] = ("train", "eval")
+            return {m: Bridge(env_spec(self._config(m)), self.policy_spec) for m in modes}
+
+        return self.process.share(f"bridges-{self.rank}", make)
+
+    def _config(self, mode: Mode):
+        return self.cfg.env.train if mode == "train" else self.cfg.env.eval
+
+    def _env(self, mode: Mode, stage: int) -> VecEnv:
+        if (mode, stage) not in self._envs:
+            cfg = self._config(mode)
+            spec = env_spec(cfg)
+            num_envs = cfg.total_num_envs // len(self.plan.env) // self.plan.stages
+            first_env = (stage * len(self.plan.env) + self.rank) * num_envs
+            self._envs[mode, stage] = VecEnv(
+                cfg,
+                spec,
+                num_envs=num_envs,
+                first_env=first_env,
+                mode=mode,
+                chunk_size=self.policy_spec.num_action_chunks,
+                seed=self.cfg.runner.seed + cfg.seed,
+                trials=eval_trials(cfg, spec) if mode == "eval" else None,
+                video=VideoRecorder(cfg.video_cfg, seed=first_env, control_hz=spec.control_hz)
+                if cfg.video_cfg.save_video
+                else None,
+                critic_state=self.policy_spec.critic_state_dim > 0,
+            )
+        return self._envs[mode, stage]
+
+    def _keep(self, step: EnvStep, mode: Mode, stage: int) -> EnvStep:
+        self._episodes += step.episodes
+        step = replace(step, episodes=())
+        if mode == "train":
+            self._last[stage] = step
+        return step
+
+
+def _without_results(step: EnvStep) -> EnvStep:
+    """The same observation, as the start of a rollout: its rewards and flags were delivered with the last one."""
+    return EnvStep(
+        obs=step.obs,
+        rewards=torch.zeros_like(step.rewards),
+        terminated=torch.zeros_like(step.terminated),
+        truncated=torch.zeros_like(step.truncated),
+        valid=torch.ones_like(step.valid),
+        lost=torch.zeros_like(step.lost),
+    )

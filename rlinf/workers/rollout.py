@@ -1,0 +1,100 @@
+"""RolloutWorker: runs the policy and owns the experience it makes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from rlinf.data.arena import Arena
+from rlinf.data.noise import Noise
+from rlinf.data.types import EnvStep, Moment, Trajectory
+from rlinf.models.policy import Policy, find_policy
+from rlinf.runtime.worker import Worker
+
+Mode = Literal["train", "eval"]
+
+
+def shared_policy(worker: Worker) -> Policy:
+    """The process's policy: rollout and actor in one process hold the same parameters, so nothing is ever synced."""
+    cfg = worker.cfg
+
+    def build() -> Policy:
+        seed = cfg.runner.seed + cfg.actor.seed
+        return find_policy(cfg.actor.model.model_type).build(cfg.actor.model, worker.device, seed=seed)
+
+    return worker.process.share("policy", build)
+
+
+class RolloutWorker(Worker):
+    """Predicts chunk by chunk; replay inputs go straight to the arena, only actions leave."""
+
+    def setup(self) -> None:
+        self.policy = shared_policy(self)
+
+    def predict(self, step: EnvStep, *, mode: Mode, stage: int, at: Moment) -> torch.Tensor:
+        """Actions f32 [B, C, A] for the envs of one stage."""
+        env_ids = self._env_ids(stage, len(step))
+        if mode == "train":
+            self._before_chunk(step, stage, at)
+        with torch.no_grad():
+            out = self.policy.predict(step.obs.to(self.device), mode=mode, noise=self._noise(env_ids, at, mode))
+        if mode == "train":
+            self.arena.write_output(at.chunk, self._columns(stage, at.epoch, len(step)), out)
+        return out.actions.cpu()
+
+    def finish(self, step: EnvStep, *, stage: int, at: Moment) -> None:
+        """Take the last chunk's results and value the observation they led to."""
+        self._store_result(step, stage, at)
+        if self.arena.values is not None:
+            noise = self._noise(self._env_ids(stage, len(step)), at)
+            values = self.policy.value(step.obs.to(self.device), noise=noise)
+            self.arena.write_last_values(self._columns(stage, at.epoch, len(step)), values)
+
+    def trajectory(self) -> Trajectory:
+        """This rank's experience of the iteration, in place."""
+        return self.arena.trajectory()
+
+    @property
+    def arena(self) -> Arena:
+        """This rank's arena; an actor in the same process reads it in place."""
+        env, chunk = self.cfg.env.train, self.policy.spec.num_action_chunks
+        ranks = len(self.plan.rollout)
+        return self.process.share(
+            f"arena-{self.rank}",
+            lambda: Arena(
+                env.max_steps_per_rollout_epoch // chunk,
+                env.total_num_envs // ranks * env.rollout_epoch,
+                chunk,
+                cache_bytes=self.cfg.rollout.prefix_cache_bytes // ranks,
+            ),
+        )
+
+    def _before_chunk(self, step: EnvStep, stage: int, at: Moment) -> None:
+        if at.chunk > 0:
+            self._store_result(step, stage, at)
+        elif at.epoch == 0 and stage == 0:
+            self.policy.set_global_step(at.step)
+            self.arena.cache.clear()
+
+    def _store_result(self, step: EnvStep, stage: int, at: Moment) -> None:
+        """The results of the chunk before `at`, and V(final_obs) of the episodes that ended in it."""
+        columns = self._columns(stage, at.epoch, len(step))
+        self.arena.write_result(at.chunk - 1, columns, step)
+        if self.arena.final_values is None or step.final_rows is None or step.final_obs is None:
+            return
+        env_ids = self._env_ids(stage, len(step))
+        noise = self._noise([env_ids[i] for i in step.final_rows.tolist()], at)
+        values = self.policy.value(step.final_obs.to(self.device), noise=noise)
+        self.arena.write_final_values(at.chunk - 1, columns, step.final_rows, values)
+
+    def _columns(self, stage: int, epoch: int, batch: int) -> slice:
+        start = (epoch * self.plan.stages + stage) * batch
+        return slice(start, start + batch)
+
+    def _env_ids(self, stage: int, batch: int) -> list[int]:
+        first = (stage * len(self.plan.rollout) + self.rank) * batch
+        return list(range(first, first + batch))
+
+    def _noise(self, env_ids: list[int], at: Moment, stream: str = "train") -> Noise:
+        return Noise(seed=self.cfg.runner.seed, at=at, env_ids=env_ids, device=self.device, stream=stream)

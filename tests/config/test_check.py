@@ -1,0 +1,177 @@
+"""One line per impossible config: key, value, rule, nearest values that work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf.config.check import registered
+from rlinf.config.describe import describe_plan
+from rlinf.config.load import load_config
+from rlinf.errors import UserError
+from rlinf.runtime.placement import make_plan
+
+CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
+TWO_ENV_RANKS = "cluster.component_placement={env: 0:0-1, rollout: 0, actor: 0}"
+TWO_ROLLOUT_RANKS = "cluster.component_placement={env: 0, rollout: 0:0-1, actor: 0}"
+EVAL = "runner.val_check_interval=1"
+GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=4")
+
+TABLE = [
+    (
+        ["env.train.total_num_envs=12", "rollout.pipeline_stage_num=4", TWO_ENV_RANKS],
+        "env.train.total_num_envs=12 must divide by env ranks x stages = 2 x 4 = 8; nearest are 8 and 16",
+    ),
+    (
+        ["env.train.total_num_envs=5", "rollout.pipeline_stage_num=2"],
+        "env.train.total_num_envs=5 must divide by env ranks x stages = 1 x 2 = 2; nearest are 4 and 6",
+    ),
+    (
+        ["env.train.total_num_envs=15", TWO_ROLLOUT_RANKS],
+        "env.train.total_num_envs=15 must divide by rollout ranks x stages = 2 x 1 = 2; nearest are 14 and 16",
+    ),
+    (["env.train.total_num_envs=0"], "env.train.total_num_envs=0 must be positive"),
+    (["rollout.pipeline_stage_num=0"], "rollout.pipeline_stage_num=0 must be positive"),
+    (
+        ["env.train.total_num_envs=12", "rollout.pipeline_stage_num=2", *GRPO],
+        "env.train.total_num_envs=12 gives 6 envs per env rank and stage, which must divide by group_size=4; "
+        "nearest are 8 and 16",
+    ),
+    (
+        ["env.train.max_steps_per_rollout_epoch=9"],
+        "env.train.max_steps_per_rollout_epoch=9 must divide by actor.model.num_action_chunks=2; nearest are 8 and 10",
+    ),
+    (
+        ["env.train.max_episode_steps=1"],
+        "env.train.max_episode_steps=1 must divide by actor.model.num_action_chunks=2; nearest is 2",
+    ),
+    (
+        ["actor.global_batch_size=80"],
+        "actor.global_batch_size=80 must divide by micro_batch_size x actor ranks = 32 x 1 = 32; nearest are 64 and 96",
+    ),
+    (
+        ["actor.global_batch_size=96"],
+        "actor.global_batch_size=96 must divide the rollout of 128 samples (chunks x envs x rollout_epoch = 4 x 16 x 2); "
+        "nearest are 64 and 128",
+    ),
+    (["actor.micro_batch_size=0"], "actor.micro_batch_size=0 must be positive"),
+    (["runner.save_interval=0"], "runner.save_interval=0 must be positive, or -1 for none"),
+    (["runner.val_check_interval=-2"], "runner.val_check_interval=-2 must be positive, or -1 for none"),
+    (["runner.max_epochs=0"], "runner.max_epochs=0 must be positive"),
+    (["runner.weight_sync_interval=0"], "runner.weight_sync_interval=0 must be positive"),
+    (
+        ["algorithm.adv_type=grpo", "algorithm.loss_type=actor"],
+        "algorithm.group_size=1 must be at least 2 for adv_type grpo, which compares group members",
+    ),
+    (
+        ["algorithm.group_size=4", "env.train.group_size=2"],
+        "algorithm.group_size=4 must equal env.train.group_size=2",
+    ),
+    (
+        [*GRPO, "env.train.auto_reset=true"],
+        "env.train.auto_reset=True must be false for adv_type grpo: a group plays one episode each",
+    ),
+    (
+        ["actor.model.add_value_head=false"],
+        "actor.model.add_value_head=False must be true for algorithm.loss_type=actor_critic, which needs a critic",
+    ),
+    (
+        ["actor.model.add_value_head=false", "algorithm.loss_type=actor"],
+        "actor.model.add_value_head=False must be true for algorithm.adv_type=gae, which needs a critic",
+    ),
+    (["algorithm.adv_type=gea"], "algorithm.adv_type='gea' is unknown; available: gae, grpo"),
+    (["algorithm.kl_beta=0.1"], "algorithm.kl_beta=0.1 must be 0: there is no reference policy"),
+    (["algorithm.update_epoch=0"], "algorithm.update_epoch=0 must be positive"),
+    (
+        ["actor.model.openpi.noise_method=flow_ode"],
+        "actor.model: this openpi policy gives no log-probs and cannot be trained by RL",
+    ),
+    (["actor.model.action_dim=4"], "actor.model.action_dim=4 must be 2 for env.train (toy_2)"),
+    (
+        ["actor.model.openpi.num_images_in_input=2"],
+        "env.train: suite toy_2 has 1 camera(s), the model reads 2",
+    ),
+    (["actor.model.openpi.state_dim=4"], "env.train: suite toy_2 has 2 state columns, the model reads 4"),
+    (
+        ["runner.logger.logger_backends=[tensorbord]"],
+        "runner.logger.logger_backends: unknown 'tensorbord'; available: tensorboard, wandb, swanlab",
+    ),
+    (["reward.use_reward_model=true"], "reward.use_reward_model=True is not supported; set it to false"),
+    (["actor.model.precision=fp8"], "actor.model.precision='fp8' must be fp32, bf16 or null"),
+    (["actor.model.model_path=/no/such/folder"], "actor.model.model_path='/no/such/folder' does not exist"),
+    (
+        ["actor.model.size=base"],
+        "actor.model.model_path is not set; size base needs a checkpoint folder "
+        "(actor.model.size=compact starts without one)",
+    ),
+    (
+        ["actor.model.size=base", "actor.model.model_path=/path/to/model"],
+        "actor.model.model_path='/path/to/model' is a placeholder; set it to the folder of the downloaded checkpoint",
+    ),
+    (
+        [EVAL, "env.eval.total_num_envs=15", TWO_ENV_RANKS],
+        "env.eval.total_num_envs=15 must divide by env ranks x stages = 2 x 1 = 2; nearest are 14 and 16",
+    ),
+    (
+        [EVAL, "env.eval.num_trials=100000"],
+        "env.eval.num_trials=100000 must be -1 (all), 0 (derived) or at most 1000, the held-out ids of the suite",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "line"), TABLE)
+def test_one_line_per_mistake(overrides: list[str], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_config("toy_ppo_compact", overrides, config_dir=CONFIGS, devices=[0])
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["env.eval.total_num_envs=15", TWO_ENV_RANKS],  # evaluation is never used
+        ["runner.val_check_interval=2", "runner.save_interval=3"],
+        ["env.train.total_num_envs=32", "rollout.pipeline_stage_num=4", TWO_ENV_RANKS],
+        [*GRPO, "actor.model.add_value_head=false", "env.train.ignore_terminations=true"],
+        ["actor.model.size=small", "actor.model.model_path=/path/to/model"],
+    ],
+)
+def test_allowed(overrides: list[str]) -> None:
+    load_config("toy_ppo_compact", overrides, config_dir=CONFIGS, devices=[0])
+
+
+@pytest.mark.parametrize("purpose", ["plan", "collect"])
+def test_weights_are_not_asked_for_where_none_are_read(purpose: str) -> None:
+    load_config("metaworld_50_ppo_openpi", config_dir=CONFIGS, purpose=purpose, devices=[0])
+
+
+def test_registered_names_are_those_of_the_registry() -> None:
+    from rlinf.algorithms import advantages, losses
+    from rlinf.algorithms.registry import advantage, loss
+
+    assert (advantages, losses) is not None
+    assert list(registered("advantage")) == advantage.names()
+    assert list(registered("loss")) == loss.names()
+
+
+def test_plan_text_states_the_arithmetic_of_the_published_recipe() -> None:
+    cfg = load_config("metaworld_50_ppo_openpi", config_dir=CONFIGS, purpose="plan", devices=[8])
+    text = describe_plan(cfg, make_plan(cfg, [8]))
+    for line in (
+        "devices (shared)",
+        "  node 0 gpu 7          env[7] rollout[7] actor[7]",
+        "  envs                  64 = 8 rank(s) x 1 stage(s) x 8",
+        "  samples per step      10240 = 20 chunks x 64 envs x 8 rollout(s); 51200 actions",
+        "  global batch          2048 = 8 rank(s) x 2 micro batches x 128",
+        "  optimiser steps       20 = 5 batches x 4 update epoch(s), each step",
+        "  replay arena          193 MB per rollout rank (1280 samples x 151 kB)",
+    ):
+        assert line in text.splitlines()
+
+
+def test_plan_text_of_an_evaluation() -> None:
+    cfg = load_config("toy_ppo_compact", ["runner.only_eval=true"], config_dir=CONFIGS, purpose="plan", devices=[0])
+    text = describe_plan(cfg, make_plan(cfg, [0]))
+    assert "  evaluation            32 trials in 16 envs" in text.splitlines()
+    assert "optimiser" not in text

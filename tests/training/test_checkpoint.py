@@ -1,0 +1,80 @@
+"""A checkpoint is complete or absent."""
+
+import json
+import re
+
+import pytest
+
+from rlinf.errors import UserError
+from rlinf.training.checkpoint import Manifest, find_resume, save_checkpoint
+
+
+def save(root, step, keep=0, text="weights"):
+    def write(folder):
+        (folder / "actor").mkdir()
+        (folder / "actor" / "w.bin").write_text(text)
+
+    return save_checkpoint(root, step, write, config_hash="h", versions={"torch": "x"}, keep=keep)
+
+
+def test_manifest_lists_every_file(tmp_path):
+    folder = save(tmp_path, 3)
+    assert folder.name == "global_step_3"
+    manifest = Manifest.read(folder)
+    assert (manifest.step, list(manifest.files)) == (3, ["actor/w.bin"])
+
+
+def test_an_interrupted_write_leaves_the_last_one_in_charge(tmp_path):
+    save(tmp_path, 1)
+
+    def dies(folder):
+        (folder / "half").write_text("x")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(tmp_path, 2, dies, config_hash="h", versions={})
+    assert find_resume(tmp_path, "auto", print).name == "global_step_1"
+    save(tmp_path, 2)
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_auto_falls_back_past_a_corrupt_one_and_says_so(tmp_path):
+    save(tmp_path, 1)
+    newest = save(tmp_path, 10)
+    (newest / "actor" / "w.bin").write_text("flipped")
+    warnings = []
+    assert find_resume(tmp_path, "auto", warnings.append).name == "global_step_1"
+    assert "actor/w.bin is corrupt" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "actor/w.bin").write_text("no"), "actor/w.bin is corrupt"),
+        (lambda f: (f / "actor/w.bin").unlink(), "actor/w.bin is missing"),
+        (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json cannot be read"),
+    ],
+)
+def test_a_damaged_folder_named_outright_is_refused(tmp_path, damage, message):
+    folder = save(tmp_path, 1)
+    damage(folder)
+    with pytest.raises(UserError, match=re.escape(message)):
+        find_resume(tmp_path, str(folder), print)
+
+
+def test_missing_folder_lists_what_is_there(tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(UserError, match="does not exist; there: global_step_1"):
+        find_resume(tmp_path, str(tmp_path / "global_step_7"), print)
+
+
+def test_keep_last_k_by_number(tmp_path):
+    for step in (2, 9, 10):
+        save(tmp_path, step, keep=2)
+    assert sorted(p.name for p in tmp_path.glob("global_step_*")) == ["global_step_10", "global_step_9"]
+
+
+def test_nothing_but_json_and_listed_files(tmp_path):
+    folder = save(tmp_path, 1)
+    assert json.loads((folder / "manifest.json").read_text())["versions"] == {"torch": "x"}
