@@ -11,11 +11,15 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.demos.collect import collect_demos
-from rlinf.demos.baseline import constant_action_rate
+from rlinf.demos.dataset import DemoDataset
+from rlinf.demos.probe import Probe
+from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
 from rlinf.metrics.watch import Watch
@@ -39,7 +43,7 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
     dataset = collect_demos(cfg)
     print("2/4  a weak policy by imitation")
     weak = train_sft(cfg)
-    constant = constant_action_rate(cfg, dataset)
+    constant = _constant_action(cfg, dataset)
     print(f"     baseline, the demonstrations' mean action played open-loop: {constant}")
     print("3/4  PPO")
     before, after, reset_ids = _improve(jobs.with_model(cfg, weak))
@@ -63,6 +67,13 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
     print(f"report:  {report}")
     print(f"summary: {folder / 'summary.json'}  ({summary['seconds']} s)")
     return summary
+
+
+def _constant_action(cfg: Config, dataset: Path) -> Rate:
+    """The honest zero: the demonstrations' mean action, blind, on the first held-out trials."""
+    trials = eval_trials(replace(cfg.env.eval, num_trials=32), env_spec(cfg.env.eval))
+    with Probe(cfg, trials) as probe:
+        return probe.play_constant(torch.as_tensor(DemoDataset(dataset).actions).float().mean(0))
 
 
 def _improve(cfg: Config) -> tuple[Rate, Rate, list[int]]:

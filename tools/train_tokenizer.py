@@ -6,6 +6,7 @@ Run: python tools/train_tokenizer.py
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -20,22 +21,34 @@ from rlinf.models.openpi.tokenizer import BUNDLED
 REPO = Path(__file__).resolve().parent.parent
 
 # Two-armed tabletop phrases in the manner of RoboTwin's instructions.
-_VERBS = ("pick up", "grab", "lift", "take", "place", "put", "move", "push", "press", "click", "stack", "hand over", "shake")
-_OBJECTS = (
-    "bottle, empty cup, coaster, bell, alarm clock, red block, green block, blue block, hammer, roller, shoe, can, basket, "
-    "bread, burger, fries, tray, phone stand, mouse, mouse pad, stapler, scanner, mic, laptop, microwave, cabinet, drawer, "
-    "dual shoes, dustbin, pot, plate, bowl, seal, switch, fan, card, playing cards, pillbox, rubik's cube, wooden box, scale"
-).split(", ")
+_VERBS = (
+    "pick up",
+    "grab",
+    "lift",
+    "take",
+    "place",
+    "put",
+    "move",
+    "push",
+    "press",
+    "click",
+    "stack",
+    "hand over",
+    "shake",
+)
+_OBJECTS = """bottle, empty cup, coaster, bell, alarm clock, red block, green block, blue block, hammer, roller, shoe
+can, basket, bread, burger, fries, tray, phone stand, mouse, mouse pad, stapler, scanner, mic, laptop, microwave
+cabinet, drawer, dual shoes, dustbin, pot, plate, bowl, seal, switch, fan, card, playing cards, pillbox, box, scale"""
 _ARMS = ("with the left arm", "using the right arm", "with both arms", "from the table", "")
 _WHERE = ("on the {}", "next to the {}", "into the {}", "to the left of the {}", "onto the {}")
 
-_PLAIN = """The robot looks at the table and decides what to do next. It moves its arm forward, opens the gripper and waits.
+_PLAIN = """The robot looks at the table and decides what to do next. It moves its arm forward, opens its hand, waits.
 Close the gripper slowly, then raise the object and carry it to the target. Turn left, turn right, go up, go down, stop.
-A small red cube is in front of the big yellow box, and a round plate is behind it. Do not touch the glass near the edge.
+A small red cube is in front of the big yellow box, and a round plate is behind it. Do not touch the glass near the edge
 Find the key under the book, unlock the door, switch the light on and bring me the towel from the second shelf.
 Slide the window open by about ten centimetres. Rotate the knob clockwise until it clicks. Pour water into the pan.
 Please clean up the kitchen counter: throw away the trash, wipe the surface, and arrange the spoons, forks and knives.
-First pick the banana, then the apple, the carrot and the orange; last, put the lid back on the jar. Try again if it fails.
+First pick the banana, then the apple, the carrot and the orange; last, put the lid back on the jar. Try it again.
 Task: reach the goal, State: 0 12 34 56 78 90 128 255;"""
 
 
@@ -47,14 +60,20 @@ def sentences(data: Path) -> list[str]:
         lines += [line for variants in tasks.values() for line in variants]
     templates = json.loads((data / "maniskill" / "instruct_templates.json").read_text())
     names = [
-        sorted({v["name"] for v in json.loads((data / "maniskill" / "carrot" / kind / "model_db.json").read_text()).values()})
+        sorted(
+            {
+                v["name"]
+                for v in json.loads((data / "maniskill" / "carrot" / kind / "model_db.json").read_text()).values()
+            }
+        )
         for kind in ("more_carrot", "more_plate")
     ]
     for i, (thing, plate) in enumerate(itertools.product(*names)):
         lines.append(templates[0].replace("$C$", thing).replace("$P$", plate))
         lines.append(templates[i % len(templates)].replace("$C$", thing).replace("$P$", plate))
-    for i, (verb, thing) in enumerate(itertools.product(_VERBS, _OBJECTS)):
-        where = _WHERE[i % len(_WHERE)].format(_OBJECTS[(i * 7) % len(_OBJECTS)])
+    objects = _OBJECTS.replace("\n", ", ").split(", ")
+    for i, (verb, thing) in enumerate(itertools.product(_VERBS, objects)):
+        where = _WHERE[i % len(_WHERE)].format(objects[(i * 7) % len(objects)])
         lines.append(" ".join(f"{verb} the {thing} {where} {_ARMS[i % len(_ARMS)]}".split()))
     lines += _PLAIN.splitlines() * 4
     return lines
@@ -64,9 +83,10 @@ def main() -> None:
     """Write rlinf/models/openpi/assets/tokenizer_compact.model."""
     data = Path(os.environ.get("RLINF_TEST_DATA", REPO.parent / "shared" / "data"))
     BUNDLED.parent.mkdir(parents=True, exist_ok=True)
+    model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences(data)),
-        model_prefix=str(BUNDLED.with_suffix("")),
+        model_writer=model,
         model_type="bpe",
         vocab_size=SMALL_VOCAB,
         byte_fallback=True,
@@ -80,9 +100,9 @@ def main() -> None:
         bos_id=2,
         unk_id=3,
         num_threads=1,
-        minloglevel=1,
+        minloglevel=2,
     )
-    BUNDLED.with_suffix(".vocab").unlink()
+    BUNDLED.write_bytes(model.getvalue())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 Purpose = Literal["train", "eval", "sft", "collect", "plan"]
 LOGGERS = ("tensorboard", "wandb", "swanlab")
+ARM_POSE = 7  # position, rotation, gripper: envs/bridge.py drops the rotation for simulators that take none
 PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 
 
@@ -32,7 +34,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         return
     training = purpose in ("train", "plan") and not cfg.runner.only_eval
     if training or purpose == "sft":
-        _check_fit("env.train", cfg.env.train, policy)
+        check_fit("env.train", cfg.env.train, policy)
     if purpose == "sft":
         _check_weights(cfg, purpose)
         return
@@ -42,7 +44,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_algorithm(cfg, policy)
         _check_batches(cfg, plan, policy)
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
-        _check_fit("env.eval", cfg.env.eval, policy)
+        check_fit("env.eval", cfg.env.eval, policy)
         _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
         _check_trials(cfg.env.eval)
     _check_weights(cfg, purpose)
@@ -65,7 +67,9 @@ def is_placeholder(path: str | None) -> bool:
 def registered(kind: Literal["advantage", "loss"]) -> tuple[str, ...]:
     """The names that `@advantage("...")` or `@loss("...")` give in rlinf/algorithms, read without importing torch."""
     folder = Path(rlinf.algorithms.config.__file__).parent
-    return tuple(sorted(n for p in folder.glob("*.py") for n in re.findall(rf'^@{kind}\("(\w+)"\)', p.read_text(), re.M)))
+    return tuple(
+        sorted(n for p in folder.glob("*.py") for n in re.findall(rf'^@{kind}\("(\w+)"\)', p.read_text(), re.M))
+    )
 
 
 def _check_runner(cfg: Config) -> None:
@@ -77,15 +81,23 @@ def _check_runner(cfg: Config) -> None:
     ):
         if value != -1 and value <= 0:
             raise UserError(f"runner.{key}={value} must be positive, or -1 for none")
-    for key, value in (("max_epochs", runner.max_epochs), ("weight_sync_interval", runner.weight_sync_interval)):
+    for key, value in (
+        ("runner.max_epochs", runner.max_epochs),
+        ("runner.weight_sync_interval", runner.weight_sync_interval),
+        ("rollout.pipeline_stage_num", cfg.rollout.pipeline_stage_num),
+        ("cluster.num_nodes", cfg.cluster.num_nodes),
+    ):
         if value <= 0:
-            raise UserError(f"runner.{key}={value} must be positive")
+            raise UserError(f"{key}={value} must be positive")
     if runner.keep_checkpoints < 0:
         raise UserError(f"runner.keep_checkpoints={runner.keep_checkpoints} must be 0 (keep all) or positive")
     for name in runner.logger.logger_backends:
         if name not in LOGGERS:
             raise UserError(f"runner.logger.logger_backends: unknown {name!r}; available: {', '.join(LOGGERS)}")
-    for block, used in (("reward.use_reward_model", cfg.reward.use_reward_model), ("critic.use_critic_model", cfg.critic.use_critic_model)):
+    for block, used in (
+        ("reward.use_reward_model", cfg.reward.use_reward_model),
+        ("critic.use_critic_model", cfg.critic.use_critic_model),
+    ):
         if used:
             raise UserError(f"{block}=True is not supported; set it to false")
 
@@ -98,10 +110,14 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
     if purpose == "plan":
         return
     if is_placeholder(model.model_path):
-        raise UserError(f"{key}={model.model_path!r} is a placeholder; set it to the folder of the downloaded checkpoint")
+        raise UserError(
+            f"{key}={model.model_path!r} is a placeholder; set it to the folder of the downloaded checkpoint"
+        )
     if model.model_path is None:
         if model.size == "base" and purpose != "sft":
-            raise UserError(f"{key} is not set; size base needs a checkpoint folder (actor.model.size=compact starts without one)")
+            raise UserError(
+                f"{key} is not set; size base needs a checkpoint folder (actor.model.size=compact starts without one)"
+            )
         if purpose != "sft":
             logger.warning("%s is not set: the policy starts from random weights", key)
     elif not Path(model.model_path).exists():
@@ -110,7 +126,7 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
         raise UserError(f"actor.model.lora_path={model.lora_path!r} does not exist")
 
 
-def _check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
+def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
     """The simulator must offer what the policy reads and take what it gives."""
     spec = env_spec(env, path)
     _check_action(path, spec, policy)
@@ -118,7 +134,9 @@ def _check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
     if policy.num_images > cameras:
         raise UserError(f"{path}: suite {spec.suite} has {cameras} camera(s), the model reads {policy.num_images}")
     if policy.uses_state and policy.state_dim > spec.state_dim:
-        raise UserError(f"{path}: suite {spec.suite} has {spec.state_dim} state columns, the model reads {policy.state_dim}")
+        raise UserError(
+            f"{path}: suite {spec.suite} has {spec.state_dim} state columns, the model reads {policy.state_dim}"
+        )
     if policy.critic_state_dim not in (0, spec.critic_state_dim):
         raise UserError(
             f"{path}: suite {spec.suite} has a privileged state of {spec.critic_state_dim} columns, "
@@ -127,8 +145,11 @@ def _check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
 
 
 def _check_action(path: str, spec: EnvSpec, policy: PolicySpec) -> None:
-    if policy.action_dim != spec.action_dim:
-        raise UserError(f"actor.model.action_dim={policy.action_dim} must be {spec.action_dim} for {path} ({spec.suite})")
+    drops_rotation = spec.gripper != "none" and spec.action_dim < policy.action_dim == ARM_POSE
+    if policy.action_dim != spec.action_dim and not drops_rotation:
+        raise UserError(
+            f"actor.model.action_dim={policy.action_dim} must be {spec.action_dim} for {path} ({spec.suite})"
+        )
 
 
 def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, groups: bool) -> None:
@@ -143,13 +164,12 @@ def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, gr
     ):
         if value <= 0:
             raise UserError(f"{path}.{key}={value} must be positive")
-    if plan.stages <= 0:
-        raise UserError(f"rollout.pipeline_stage_num={plan.stages} must be positive")
     group = env.group_size if groups else 1
-    for component in COMPONENTS if groups else COMPONENTS[:2]:
+    components = COMPONENTS if groups else COMPONENTS[:2]
+    unit = math.lcm(*(len(plan.slots(c)) for c in components)) * plan.stages * group
+    for component in components:
         ranks = len(plan.slots(component))
         if total % (ranks * plan.stages):
-            unit = ranks * plan.stages * group
             raise UserError(
                 f"{path}.total_num_envs={total} must divide by {component} ranks x stages = {ranks} x {plan.stages} = "
                 f"{ranks * plan.stages}; {_nearest(total, unit)}"
@@ -157,8 +177,8 @@ def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, gr
         share = total // (ranks * plan.stages)
         if share % group:
             raise UserError(
-                f"{path}.total_num_envs={total} gives {share} envs per {component} rank and stage, which must divide by "
-                f"group_size={group}; {_nearest(total, ranks * plan.stages * group)}"
+                f"{path}.total_num_envs={total} gives {share} envs per {component} rank and stage, which must divide "
+                f"by group_size={group}; {_nearest(total, unit)}"
             )
     for key, steps in (
         ("max_steps_per_rollout_epoch", env.max_steps_per_rollout_epoch),
@@ -180,20 +200,30 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
         if value not in registered(kind):
             raise UserError(f"algorithm.{key}={value!r} is unknown; available: {', '.join(registered(kind))}")
     if not policy.has_logprob:
-        raise UserError(f"actor.model: this {cfg.actor.model.model_type} policy gives no log-probs and cannot be trained by RL")
+        raise UserError(
+            f"actor.model: this {cfg.actor.model.model_type} policy gives no log-probs and cannot be trained by RL"
+        )
     if algorithm.group_size != train.group_size:
-        raise UserError(f"algorithm.group_size={algorithm.group_size} must equal env.train.group_size={train.group_size}")
+        raise UserError(
+            f"algorithm.group_size={algorithm.group_size} must equal env.train.group_size={train.group_size}"
+        )
     if algorithm.adv_type == "grpo":
         if algorithm.group_size <= 1:
             raise UserError(
-                f"algorithm.group_size={algorithm.group_size} must be at least 2 for adv_type grpo, which compares group members"
+                f"algorithm.group_size={algorithm.group_size} must be at least 2 for adv_type grpo, "
+                "which compares group members"
             )
         if train.auto_reset:
             raise UserError("env.train.auto_reset=True must be false for adv_type grpo: a group plays one episode each")
-    for key, needed in (("loss_type", algorithm.loss_type.endswith("actor_critic")), ("adv_type", algorithm.adv_type == "gae")):
+    for key, needed in (
+        ("loss_type", algorithm.loss_type.endswith("actor_critic")),
+        ("adv_type", algorithm.adv_type == "gae"),
+    ):
         if needed and not policy.has_value:
             value = algorithm.loss_type if key == "loss_type" else algorithm.adv_type
-            raise UserError(f"actor.model.add_value_head=False must be true for algorithm.{key}={value}, which needs a critic")
+            raise UserError(
+                f"actor.model.add_value_head=False must be true for algorithm.{key}={value}, which needs a critic"
+            )
     if algorithm.kl_beta != 0:
         raise UserError(f"algorithm.kl_beta={algorithm.kl_beta} must be 0: there is no reference policy")
     if algorithm.update_epoch <= 0:
@@ -221,10 +251,13 @@ def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
         train = cfg.env.train
         legal = [b for b in range(micro * ranks, size + 1, micro * ranks) if size % b == 0]
         below, above = [b for b in legal if b < batch][-1:], [b for b in legal if b > batch][:1]
-        near = f"nearest are {' and '.join(map(str, below + above))}" if legal else f"micro_batch_size={micro} fits none"
+        near = (
+            f"nearest are {' and '.join(map(str, below + above))}" if legal else f"micro_batch_size={micro} fits none"
+        )
+        chunks = train.max_steps_per_rollout_epoch // policy.num_action_chunks
         raise UserError(
-            f"actor.global_batch_size={batch} must divide the rollout of {size} samples (chunks x envs x rollout_epoch = "
-            f"{train.max_steps_per_rollout_epoch // policy.num_action_chunks} x {train.total_num_envs} x {train.rollout_epoch}); {near}"
+            f"actor.global_batch_size={batch} must divide the rollout of {size} samples (chunks x envs x rollout_epoch "
+            f"= {chunks} x {train.total_num_envs} x {train.rollout_epoch}); {near}"
         )
 
 
@@ -232,7 +265,8 @@ def _check_trials(env: EnvConfig) -> None:
     held_out = len(env_spec(env, "env.eval").reset_ids["eval"])
     if env.num_trials < -1 or env.num_trials > held_out:
         raise UserError(
-            f"env.eval.num_trials={env.num_trials} must be -1 (all), 0 (derived) or at most {held_out}, the held-out ids of the suite"
+            f"env.eval.num_trials={env.num_trials} must be -1 (all), 0 (derived) or at most {held_out}, "
+            "the held-out ids of the suite"
         )
 
 

@@ -1,4 +1,4 @@
-"""Hydra composes the YAML files; overrides and old names are applied on top, and every key remembers where it came from.
+"""Hydra composes the YAML files; overrides and old names are applied on top; every key remembers its source.
 
 Trees are plain dicts whose strings may still hold `${...}`; `resolve` turns them into values at the very end.
 """
@@ -102,7 +102,7 @@ def find_config_file(name_or_path: str, config_dir: Path) -> Path:
     for candidate in (name, name.lower()):
         if candidate in names and len(given.parts) == 1:
             return names[candidate].resolve()
-    near = get_close_matches(name, names, 3) or sorted(names)
+    near = get_close_matches(name, names, 3) or sorted(names) or ["a path to a YAML file"]
     raise UserError(f"config {name_or_path!r} not found in {_shown(config_dir)}; did you mean {', '.join(near)}?")
 
 
@@ -110,11 +110,10 @@ def resolve(composed: Composed, defaults: Tree) -> Tree:
     """Values of every key: `defaults` below the composed tree, interpolations resolved, old names gone."""
     conf = OmegaConf.create(merged(defaults, composed.tree))
     try:
-        tree = OmegaConf.to_container(conf, resolve=True, throw_on_missing=True)
+        tree: Tree = OmegaConf.to_container(conf, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         where = error.full_key or ""
-        raise UserError(f"{composed.origin(where)}: {where}: {_one_line(error.msg or error)}") from error
-    assert isinstance(tree, dict)
+        raise UserError(f"{composed.origin(where)}: {where}: {str(error).splitlines()[0]}") from error
     for old in [*RENAMED, *DROPPED]:
         parent, _, name = old.rpartition(".")
         block = get(tree, parent)
@@ -145,7 +144,9 @@ def put(tree: Tree, path: str, value: Any) -> None:
 
 def merged(base: Tree, over: Tree) -> Tree:
     """`base` with the keys of `over` on top, block by block."""
-    both = {k: merged(base[k], v) if isinstance(base.get(k), dict) and isinstance(v, dict) else v for k, v in over.items()}
+    both = {
+        k: merged(base[k], v) if isinstance(base.get(k), dict) and isinstance(v, dict) else v for k, v in over.items()
+    }
     return {**base, **both}
 
 
@@ -229,7 +230,7 @@ def _fragment(config_path: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _plain(conf: Any) -> Tree:
-    tree = OmegaConf.to_container(conf, resolve=False)
+    tree: Any = OmegaConf.to_container(conf, resolve=False)
     return tree if isinstance(tree, dict) else {}
 
 

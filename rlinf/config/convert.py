@@ -20,15 +20,15 @@ def hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
-def convert(cls: type, tree: Mapping[str, Any], path: str, origin: Origin, all_keys: frozenset[str] = frozenset()) -> Any:
+def convert(
+    cls: type, tree: Mapping[str, Any], path: str, origin: Origin, all_keys: frozenset[str] = frozenset()
+) -> Any:
     """An instance of dataclass `cls` from `tree`; values that are already instances pass as they are."""
     known = {f.name for f in fields(cls)}
     for key in tree:
         if key not in known:
             raise unknown_key(_join(path, key), known, origin, all_keys)
-    values = {
-        key: _value(hints(cls)[key], value, _join(path, key), origin, all_keys) for key, value in tree.items()
-    }
+    values = {key: _value(hints(cls)[key], value, _join(path, key), origin, all_keys) for key, value in tree.items()}
     missing = [f.name for f in fields(cls) if f.name not in values and not _has_default(f)]
     if missing:
         raise UserError(f"{_join(path, missing[0])} is required")
@@ -46,7 +46,7 @@ def unknown_key(path: str, siblings: set[str], origin: Origin, all_keys: frozens
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """The defaults of `cls` and of the dataclasses inside it as a plain tree, without required keys and free-form dicts."""
+    """The defaults of `cls` and of the dataclasses inside it as a tree, without required keys and free-form dicts."""
     tree: dict[str, Any] = {}
     for f in fields(cls):
         inner = hints(cls)[f.name]
@@ -127,7 +127,7 @@ def _name(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(repr(a) for a in args)
     if origin is list or origin is tuple:
-        return f"a list of {_name(args[0])}"
+        return f"a list, each item {_name(args[0])}"
     if origin is dict or _is_config(hint):
         return "a block of keys"
     return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))

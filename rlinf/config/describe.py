@@ -51,10 +51,8 @@ def _batch_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     batches, ranks = size // actor.global_batch_size, len(plan.actor)
     groups = f", groups of {train.group_size}" if train.group_size > 1 else ""
     if not cfg.runner.only_eval:
-        yield (
-            "envs",
-            f"{train.total_num_envs} = {len(plan.env)} rank(s) x {plan.stages} stage(s) x {plan.num_envs('env')}{groups}",
-        )
+        each = plan.num_envs("env")
+        yield ("envs", f"{train.total_num_envs} = {len(plan.env)} rank(s) x {plan.stages} stage(s) x {each}{groups}")
         yield (
             "samples per step",
             f"{size} = {chunks} chunks x {train.total_num_envs} envs x {train.rollout_epoch} rollout(s); "
@@ -62,13 +60,11 @@ def _batch_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
         )
         yield (
             "global batch",
-            f"{actor.global_batch_size} = {ranks} rank(s) x {actor.global_batch_size // ranks // actor.micro_batch_size} "
-            f"micro batches x {actor.micro_batch_size}",
+            f"{actor.global_batch_size} = {ranks} rank(s) x "
+            f"{actor.global_batch_size // ranks // actor.micro_batch_size} micro batches x {actor.micro_batch_size}",
         )
-        yield (
-            "optimiser steps",
-            f"{batches * cfg.algorithm.update_epoch} = {batches} batches x {cfg.algorithm.update_epoch} update epoch(s), each step",
-        )
+        epochs = cfg.algorithm.update_epoch
+        yield ("optimiser steps", f"{batches * epochs} = {batches} batches x {epochs} update epoch(s), each step")
         steps = cfg.runner.max_epochs if cfg.runner.max_steps < 0 else min(cfg.runner.max_epochs, cfg.runner.max_steps)
         yield ("training steps", f"{steps}")
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
@@ -82,7 +78,11 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     model = cfg.actor.model
     total, trainable = sum(model.num_parameters().values()), model.num_trainable_parameters()
     half = model.precision in ("bf16", "bf16-mixed") or (model.precision is None and model.size == "base")
-    shards = 1 if "no_shard" in (cfg.actor.fsdp_config.strategy, cfg.actor.fsdp_config.sharding_strategy) else len(plan.actor)
+    shards = (
+        1
+        if "no_shard" in (cfg.actor.fsdp_config.strategy, cfg.actor.fsdp_config.sharding_strategy)
+        else len(plan.actor)
+    )
     weights = total * (2 if half else 4)
     yield ("weights", f"{_bytes(weights)} ({_count(total)} parameters in {'bf16' if half else 'fp32'})")
     if cfg.runner.only_eval:
@@ -90,8 +90,8 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     adam = trainable * (16 if half else 12)  # gradient and two moments in fp32, and fp32 masters of bf16 weights
     yield (
         "optimiser",
-        f"{_bytes(adam // shards)} per actor rank (gradients, moments{', masters' if half else ''} of {_count(trainable)} "
-        f"trainable parameters, {shards} shard(s))",
+        f"{_bytes(adam // shards)} per actor rank (gradients, moments{', masters' if half else ''} of "
+        f"{_count(trainable)} trainable parameters, {shards} shard(s))",
     )
     samples = rollout_size(cfg) // len(plan.rollout)
     row = sample_bytes(spec)
@@ -101,12 +101,14 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     yield ("camera images", f"{_bytes(frames * height * width * 3)} per env rank ({frames} of {height} x {width})")
     need, budget = samples * model.cache_bytes_per_sample(), cfg.rollout.prefix_cache_bytes // len(plan.rollout)
     if need and budget:
-        kept = "all is kept" if need <= budget else f"{budget / need:.0%} of the samples are kept, the others recomputed"
+        kept = (
+            "all is kept" if need <= budget else f"{budget / need:.0%} of the samples are kept, the others recomputed"
+        )
         yield ("prefix cache", f"up to {_bytes(need)} per rollout rank, budget {_bytes(budget)}: {kept}")
 
 
 def sample_bytes(spec: PolicySpec) -> int:
-    """One sample in the arena: uint8 images at the model's size, actions and log-probs, state, rewards, flags, values."""
+    """One sample in the arena: uint8 images at the model's size, actions, log-probs, state, rewards, flags, values."""
     images = spec.num_images * spec.image_size**2 * 3
     numbers = 2 * spec.num_action_chunks * spec.action_dim + spec.state_dim + spec.num_action_chunks
     return images + 4 * (numbers + 2 * spec.values_per_chunk) + 3 * spec.num_action_chunks

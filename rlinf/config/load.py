@@ -79,17 +79,16 @@ def _model(composed: Composed, block: Tree, path: str) -> ModelConfig:
         raise UserError(f"{composed.origin(path)}: {path}.model_type is required; available: {available}")
     name = block["model_type"]
     if name not in available_models():
-        raise UserError(
-            f"{composed.origin(f'{path}.model_type')}: {path}.model_type {name} is not available; available: {available}"
-        )
+        source = composed.origin(f"{path}.model_type")
+        raise UserError(f"{source}: {path}.model_type {name} is not available; available: {available}")
     cls = find_config(name)
     return convert(cls, block, path, composed.origin, frozenset(key_paths(cls, path)))
 
 
 def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
-    """The model with what simulator and compat switch decide; a placeholder path of a small size becomes random weights."""
+    """The model with what simulator and compat switch decide; small sizes read a placeholder path as random weights."""
     model, privileged = cfg.actor.model, 0
-    for name, env in (("train", cfg.env.train), ("eval", cfg.env.eval)):
+    for name, env in (("eval", cfg.env.eval), ("train", cfg.env.train)):  # where both exist, training decides
         if get(composed.tree, f"env.{name}") is not ABSENT:
             _check_simulator(composed, env, f"env.{name}")
             privileged = env_spec(env, f"env.{name}").critic_state_dim

@@ -109,7 +109,7 @@ class EnvConfig:
     rollout_epoch: int = 1
     """Rollouts of every env per training step."""
     num_trials: int = 0
-    """env.eval: how many held-out ids to play once each; 0 derives envs x episodes per rollout x epochs, -1 plays all."""
+    """env.eval: held-out ids to play once each; 0 derives envs x episodes per rollout x epochs, -1 plays all."""
     use_rel_reward: bool = True
     """Pay differences of the reward level instead of the level itself."""
     reward_coef: float = 1.0
@@ -285,6 +285,8 @@ class CollectConfig:
     """Each episode adds Gaussian action noise of a std drawn uniformly from 0 to this; labels stay clean."""
     max_attempts: int = 10
     """Ids tried per wanted episode before the task is reported as failed."""
+    max_steps: int = 0
+    """Steps an expert may take; 0 takes env.train.max_episode_steps (some MetaWorld tasks need up to 400)."""
 
 
 @dataclass(frozen=True, kw_only=True)

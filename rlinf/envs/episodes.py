@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rlinf.config.schema import EnvConfig
 from rlinf.data.noise import generator
 from rlinf.data.types import EpisodeRecord
@@ -46,6 +44,15 @@ class Episode:
         self.elapsed += len(rewards)
         self.episode_return += float(sum(rewards))
         return rewards
+
+    def describe(self) -> str:
+        """What is being played, for an error message; empty when nothing is."""
+        return "" if self.waiting else f"env {self.env_id} task {self.task or '(starting)'} reset id {self.reset_id}"
+
+    def caption(self, steps_ago: int, reward: float, solved: bool) -> list[str]:
+        """Two lines for the video."""
+        line = f"step {self.elapsed - steps_ago} r {reward:.1f}"
+        return [self.task, f"{line} success" if solved else line]
 
     def record(self, suite: str, seed: int) -> EpisodeRecord:
         """What is kept of the episode."""
@@ -93,9 +100,3 @@ class EvalIds:
     def pick(self, env_id: int, number: int) -> int:
         """The reset id of an env's trial `number`."""
         return self.trials[env_id + number * self.total_num_envs]
-
-
-def split_evenly(count: int, parts: int) -> list[range]:
-    """Ranges of neighbours whose sizes differ by at most one."""
-    edges = np.linspace(0, count, parts + 1).astype(int).tolist()
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]

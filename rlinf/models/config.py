@@ -28,12 +28,12 @@ class PolicySpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """`actor.model`: keys every model understands. A model's own `Config` extends it (models/<model_type>/config.py)."""
+    """`actor.model`: keys every model understands; a model's own `Config` (models/<model_type>/config.py) adds some."""
 
     model_type: str
     """Folder under rlinf/models that implements the policy."""
     model_path: str | None = None
-    """Checkpoint folder to start from; null starts from random weights (only sizes other than `base`, or with a warning)."""
+    """Checkpoint folder to start from; null starts from random weights, with a warning (not for size `base`)."""
     size: str = "base"
     """`base` (published), `small` (one GPU), `compact` (two CPU cores)."""
     precision: str | None = None
@@ -61,7 +61,7 @@ class ModelConfig:
     """Cameras fed to the model: the main one first, then wrist cameras."""
 
     def completed(self, *, critic_state_dim: int, compat: str | None) -> Self:
-        """This block with what only the rest of the config knows: the simulator's privileged state, the compat switch."""
+        """This block with what only the rest of the config knows: the simulator's privileged state and `compat`."""
         return self
 
     def num_parameters(self) -> dict[str, int]:

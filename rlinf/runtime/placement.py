@@ -215,8 +215,8 @@ def _absent(resources: range, pool: Sequence[Slot]) -> str:
     if pool[0].devices:
         return f"names accelerator {names}, but there are {len(pool)} (0-{len(pool) - 1})"
     return (
-        f"names resource {names}, but without accelerators the {len(pool)} node(s) are the resources; to run on this machine "
-        f"""add '{KEY}={{"actor,env,rollout": all}}'"""
+        f"names resource {names}, but without accelerators the {len(pool)} node(s) are the resources; "
+        f"""to run on this machine add '{KEY}={{"actor,env,rollout": all}}'"""
     )
 
 
@@ -233,7 +233,8 @@ def _node_groups(groups: Sequence[Mapping[str, Any]], num_nodes: int) -> dict[st
         ranks = [r for part in str(group["node_ranks"]).split(",") for r in _range(f"{where}.node_ranks", part.strip())]
         if ranks != sorted(set(ranks)) or ranks[-1] >= num_nodes:
             raise UserError(
-                f"{where}.node_ranks={group['node_ranks']!r} must ascend and lie within 0-{num_nodes - 1} (cluster.num_nodes)"
+                f"{where}.node_ranks={group['node_ranks']!r} must ascend and lie within 0-{num_nodes - 1} "
+                "(cluster.num_nodes)"
             )
         nodes[label] = tuple(ranks)
     return nodes

@@ -30,6 +30,8 @@ class EnvWorker(Worker):
         """The observation a rollout starts from: fresh episodes, or the running ones when episodes reset themselves."""
         env = self._env(mode, stage)
         if mode == "train" and self.cfg.env.train.auto_reset and stage in self._last:
+            env.begin_step()
+            env.flush_video()
             return _without_results(self._last[stage])
         return self._keep(env.reset(), mode, stage)
 

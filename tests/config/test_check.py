@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlinf.config.check import registered
+from rlinf.config.check import check_fit, registered
 from rlinf.config.describe import describe_plan
 from rlinf.config.load import load_config
+from rlinf.config.schema import EnvConfig
 from rlinf.errors import UserError
+from rlinf.models.config import ModelConfig, find_config
 from rlinf.runtime.placement import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
@@ -52,8 +55,8 @@ TABLE = [
     ),
     (
         ["actor.global_batch_size=96"],
-        "actor.global_batch_size=96 must divide the rollout of 128 samples (chunks x envs x rollout_epoch = 4 x 16 x 2); "
-        "nearest are 64 and 128",
+        "actor.global_batch_size=96 must divide the rollout of 128 samples (chunks x envs x rollout_epoch = "
+        "4 x 16 x 2); nearest are 64 and 128",
     ),
     (["actor.micro_batch_size=0"], "actor.micro_batch_size=0 must be positive"),
     (["runner.save_interval=0"], "runner.save_interval=0 must be positive, or -1 for none"),
@@ -144,6 +147,33 @@ def test_allowed(overrides: list[str]) -> None:
 @pytest.mark.parametrize("purpose", ["plan", "collect"])
 def test_weights_are_not_asked_for_where_none_are_read(purpose: str) -> None:
     load_config("metaworld_50_ppo_openpi", config_dir=CONFIGS, purpose=purpose, devices=[0])
+
+
+@pytest.mark.parametrize(
+    ("suite", "action_dim", "fits"),
+    [("metaworld_50", 4, True), ("metaworld_50", 7, True), ("metaworld_50", 6, False), ("toy_2", 7, False)],
+)
+def test_seven_columns_fit_an_arm_without_rotation(suite: str, action_dim: int, fits: bool) -> None:
+    cfg = load_config("toy_ppo_compact", config_dir=CONFIGS, devices=[0])
+    env = EnvConfig(env_type=suite.partition("_")[0], task_suite_name=suite)
+    policy = replace(cfg.actor.model.spec(), action_dim=action_dim)
+    if fits:
+        check_fit("env.train", env, policy)
+    else:
+        with pytest.raises(UserError, match=rf"actor.model.action_dim={action_dim} must be"):
+            check_fit("env.train", env, policy)
+
+
+def test_the_model_learns_what_simulator_and_compat_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+
+    def completed(self: ModelConfig, *, critic_state_dim: int, compat: str | None) -> ModelConfig:
+        told.append((critic_state_dim, compat))
+        return self
+
+    monkeypatch.setattr(find_config("openpi"), "completed", completed)
+    load_config("toy_ppo_compact", ["compat=rlinf-0.4"], config_dir=CONFIGS, devices=[0])
+    assert told == [(4, "rlinf-0.4")]
 
 
 def test_registered_names_are_those_of_the_registry() -> None:

@@ -36,7 +36,9 @@ def test_loading_imports_neither_torch_nor_ray() -> None:
         "describe_plan(cfg, make_plan(cfg, [8]));"
         "print([m for m in ('torch', 'ray', 'mujoco', 'metaworld') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", code], cwd=CONFIGS.parents[2], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=CONFIGS.parents[2], capture_output=True, text=True, check=True
+    )
     assert out.stdout.strip() == "[]"
 
 
@@ -133,14 +135,20 @@ def test_placement_overrides_replace() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("env: {train: {total_num_env: 4}}", "unknown key env.train.total_num_env; did you mean env.train.total_num_envs?"),
+        (
+            "env: {train: {total_num_env: 4}}",
+            "unknown key env.train.total_num_env; did you mean env.train.total_num_envs?",
+        ),
         ("runner: {lr: 1}", "unknown key runner.lr; did you mean actor.optim.lr?"),
         ("runer: {max_epochs: 1}", "unknown key runer; did you mean runner?"),
         (
             "actor: {model: {openpi: {noise_levl: 1}}}",
             "unknown key actor.model.openpi.noise_levl; did you mean actor.model.openpi.noise_level?",
         ),
-        ("rollout: {model: {modle_path: x}}", "unknown key rollout.model.modle_path; did you mean rollout.model.model_path?"),
+        (
+            "rollout: {model: {modle_path: x}}",
+            "unknown key rollout.model.modle_path; did you mean rollout.model.model_path?",
+        ),
         (
             "env: {eval: {init_params: {imagesize: 4}}}",
             "unknown key env.eval.init_params.imagesize; did you mean env.eval.init_params.image_size?",
@@ -149,8 +157,11 @@ def test_placement_overrides_replace() -> None:
         ("runner: {max_epochs: 1.5}", "runner.max_epochs=1.5 must be an integer"),
         ("runner: {only_eval: 1}", "runner.only_eval=1 must be true or false"),
         ("runner: {max_epochs: true}", "runner.max_epochs=True must be an integer"),
-        ("runner: {logger: 3}", "runner.logger=3 must be a block of keys"),
-        ("runner: {logger: {logger_backends: wandb}}", "runner.logger.logger_backends='wandb' must be a list of a string"),
+        ("env: {train: {video_cfg: 3}}", "env.train.video_cfg=3 must be a block of keys"),
+        (
+            "runner: {logger: {logger_backends: wandb}}",
+            "runner.logger.logger_backends='wandb' must be a list, each item a string",
+        ),
         ("runner: {resume_dir: 3}", "runner.resume_dir=3 must be a string or null"),
         (
             "algorithm: {reward_type: chunk_levl}",
@@ -158,7 +169,10 @@ def test_placement_overrides_replace() -> None:
         ),
         ("compat: rlinf-0.3", "compat='rlinf-0.3' must be 'rlinf-0.4' or null; did you mean 'rlinf-0.4'?"),
         ("env: {train: {init_params: {image_size: big}}}", "env.train.init_params.image_size='big' must be an integer"),
-        ("actor: {model: {model_type: openvla_oft}}", "actor.model.model_type openvla_oft is not available; available: openpi"),
+        (
+            "actor: {model: {model_type: openvla_oft}}",
+            "actor.model.model_type openvla_oft is not available; available: openpi",
+        ),
     ],
 )
 def test_errors_name_the_file_the_key_and_the_remedy(tmp_path: Path, text: str, line: str) -> None:
@@ -256,7 +270,8 @@ def test_old_and_new_name_in_one_file_must_agree(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         load(name=path)
     assert str(error.value) == (
-        f"{path}: algorithm.rollout_epoch=4 is the old name of env.train.rollout_epoch=2; keep only env.train.rollout_epoch"
+        f"{path}: algorithm.rollout_epoch=4 is the old name of env.train.rollout_epoch=2; "
+        "keep only env.train.rollout_epoch"
     )
 
 

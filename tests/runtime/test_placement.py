@@ -19,7 +19,9 @@ def gpus(*ids: int, node: int = 0) -> tuple[Slot, ...]:
     return tuple(Slot(node, (i,)) for i in ids)
 
 
-def place_env(value: object, devices: list[int], node_groups: list[dict[str, object]] | None = None) -> tuple[Slot, ...]:
+def place_env(
+    value: object, devices: list[int], node_groups: list[dict[str, object]] | None = None
+) -> tuple[Slot, ...]:
     return place_components({"env": value, **REST}, devices, node_groups or [])["env"]
 
 
@@ -95,8 +97,8 @@ def test_cpu_machine_says_what_to_write() -> None:
     with pytest.raises(UserError) as error:
         place_env("0-7", [0])
     assert str(error.value) == (
-        "cluster.component_placement: env='0-7': names resource 0-7, but without accelerators the 1 node(s) are the resources; "
-        "to run on this machine add 'cluster.component_placement={\"actor,env,rollout\": all}'"
+        "cluster.component_placement: env='0-7': names resource 0-7, but without accelerators the 1 node(s) are the "
+        "resources; to run on this machine add 'cluster.component_placement={\"actor,env,rollout\": all}'"
     )
 
 
@@ -140,7 +142,9 @@ def test_bad_node_groups(groups: list[dict[str, object]], message: str) -> None:
 
 def plan_of(env: int, rollout: int, actor: int, envs: int, eval_envs: int = 12) -> Plan:
     slots = {n: (Slot(0, ()),) * k for n, k in (("env", env), ("rollout", rollout), ("actor", actor))}
-    return Plan(**slots, stages=1, offload=frozenset(), envs_per_stage=envs, eval_envs_per_stage=eval_envs, group_size=1)
+    return Plan(
+        **slots, stages=1, offload=frozenset(), envs_per_stage=envs, eval_envs_per_stage=eval_envs, group_size=1
+    )
 
 
 @pytest.mark.parametrize(("src", "dst"), list(product((1, 2, 3, 4, 6), (1, 2, 3, 4, 6))))

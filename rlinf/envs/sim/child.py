@@ -25,7 +25,6 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 HEADER = struct.Struct("<I")
-DEMO_PIECE = 32  # expert steps per demo message, so that the parent's deadline sees progress
 
 
 class Channel:
@@ -67,17 +66,17 @@ class Worker:
         self.scenes[scene].reset(reset_id)
         return self._observe(scene)
 
-    def chunk(self, scene: int, steps: int, stop: bool, slot: int) -> dict[str, Any]:
-        """Execute the first `steps` actions of the scene's row; frames go to video slot `slot` unless it is -1."""
+    def chunk(self, scene: int, steps: int, stop: bool, record: bool) -> dict[str, Any]:
+        """Execute the first `steps` actions of the scene's row; recorded scenes are the first of the process."""
         arrays = self.arrays
         actions = np.array(arrays["actions"][scene, :steps])
-        result = self.scenes[scene].step_chunk(actions, stop_on_success=stop, record=slot >= 0)
+        result = self.scenes[scene].step_chunk(actions, stop_on_success=stop, record=record)
         for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
             arrays[name][scene, : len(values)] = values
         if not np.isfinite(result.rewards).all():
             raise FloatingPointError(f"reward is not finite: {result.rewards}")
         for i, frame in enumerate(result.frames):
-            arrays["frames"][slot, i] = frame
+            arrays["frames"][scene, i] = frame
         return {"steps": result.steps, "info": result.info, **self._observe(scene)}
 
     def get_state(self, scene: int) -> dict[str, Any]:
@@ -93,7 +92,7 @@ class Worker:
         """Begin a demonstration: the expert acts, its action plus Gaussian noise is executed."""
         reply = self.reset(scene, reset_id)
         expert = self.module.Expert(self.options)
-        self.demo = {"expert": expert, "std": noise_std, "rng": np.random.default_rng(noise_seed), "success": False}
+        self.demo = {"expert": expert, "std": noise_std, "rng": np.random.default_rng(noise_seed)}
         return reply
 
     def demo_steps(self, scene: int, steps: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import cache
 
 from .base import SetupError
 
@@ -12,6 +13,7 @@ OSMESA_LINE = "apt-get install -y libosmesa6"
 _EGL_PLATFORM_DEVICE_EXT = 0x313F
 
 
+@cache  # the probe must not run again beside live contexts
 def choose_backend(wanted: str) -> str:
     """Set MUJOCO_GL and PYOPENGL_PLATFORM for `wanted` (auto: what the environment says, else EGL, else OSMesa)."""
     if wanted == "auto":
@@ -47,15 +49,13 @@ def egl_works() -> bool:
     query_devices = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))(query)
     get_display = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(display)
     egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    egl.eglTerminate.argtypes = [ctypes.c_void_p]
     devices, count = (ctypes.c_void_p * 16)(), ctypes.c_int(0)
     if not query_devices(16, devices, ctypes.byref(count)):
         return False
     for device in devices[: count.value]:
         handle = get_display(_EGL_PLATFORM_DEVICE_EXT, device, None)
         if handle and egl.eglInitialize(handle, None, None):
-            egl.eglTerminate(handle)
-            return True
+            return True  # left initialised: displays belong to the process, and MuJoCo will ask for the same one
     return False
 
 

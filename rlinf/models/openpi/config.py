@@ -210,7 +210,7 @@ class OpenPiOptions:
     add_value_head: bool | None = None
     """Must agree with actor.model.add_value_head when set."""
     detach_critic_input: bool | None = None
-    """Keep the critic's gradient out of the expert."""
+    """Keep the critic's gradient out of the network it reads."""
     chunk_critic_input: bool = False
     """Expert critic: average the executed actions' features only."""
     value_after_vlm: bool = False

@@ -13,6 +13,7 @@ from rlinf.errors import UserError
 
 Tensor = torch.Tensor
 _EPS = 1e-6
+_MAX_QUANTILE = 1 << 23  # torch.quantile takes no more than 16 M values
 _FIELDS = ("mean", "std", "q01", "q99")
 FILE = "norm_stats.json"
 
@@ -39,11 +40,16 @@ class Statistics(nn.Module):
     def fit(cls, data: Tensor, *, floor: float) -> Self:
         """Of rows [M, n]; a column that hardly moves gets std `floor` and a quantile range of 4 x `floor`."""
         data = data.double()
-        q01, q99 = torch.quantile(data[: 1 << 24 // data.shape[1]], torch.tensor([0.01, 0.99]).double(), dim=0)
+        sample = data[:: 1 + data.numel() // _MAX_QUANTILE]
+        q01, q99 = torch.quantile(sample, torch.tensor([0.01, 0.99], dtype=torch.float64, device=data.device), dim=0)
         narrow = (4 * floor - (q99 - q01)).clamp(min=0.0) / 2
         return cls(
             mean=data.mean(0), std=data.std(0, correction=0).clamp(min=floor), q01=q01 - narrow, q99=q99 + narrow
         )
+
+    def first(self, n: int) -> Statistics:
+        """Of the first n columns only."""
+        return Statistics(mean=self.mean[:n], std=self.std[:n], q01=self.q01[:n], q99=self.q99[:n])
 
     def normalize(self, x: Tensor, *, quantile: bool) -> Tensor:
         """[..., n] -> [..., n] in x's dtype."""

@@ -27,7 +27,7 @@ class PromptTokenizer:
         self._plain = lru_cache(maxsize=65536)(self._encode_plain)
 
     def __call__(self, texts: list[str], states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Ids i32 [B, L] (0 pads on the right) and validity bool [B, L]; `states` [B, S] puts the state into the prompt."""
+        """Ids i32 [B, L] (0 pads on the right) and validity bool [B, L]; `states` [B, S] enter the prompt."""
         if states is None:
             rows = [self._plain(text) for text in texts]
         else:

@@ -15,7 +15,7 @@ _FIXED_POINT = 22  # fractional bits of Pillow's integer resampling
 
 
 def resize_with_pad(images: Tensor, size: int) -> Tensor:
-    """u8 [M, h, w, 3] -> u8 [M, size, size, 3], aspect kept, black borders; equals Pillow's bilinear resize bit for bit."""
+    """u8 [M, h, w, 3] -> u8 [M, size, size, 3], aspect kept, black borders; bit-equal to Pillow's bilinear resize."""
     height, width = images.shape[1:3]
     if (height, width) == (size, size):
         return images

@@ -1,0 +1,108 @@
+"""`rlinf collect`: scripted experts play, successful episodes become a dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rlinf.config.schema import CollectConfig, Config
+from rlinf.data.noise import generator
+from rlinf.demos.writer import DatasetWriter
+from rlinf.envs.expert import Demo, DemoJob, DemoPlayer
+from rlinf.envs.sim.base import EnvSpec
+from rlinf.envs.spec import env_options, env_spec, ids_of_task
+from rlinf.errors import UserError
+
+
+@dataclass
+class _Quota:
+    """What is still wanted of one task."""
+
+    task: str
+    ids: Sequence[int]  # the task's demonstration ids
+    number: int  # position in the suite; keys the draws
+    kept: int = 0
+    attempts: int = 0
+    used: set[int] = field(default_factory=set)
+
+    def next_job(self, cfg: CollectConfig, seed: int, horizon: int) -> DemoJob:
+        """The task's next attempt; the same whatever was played elsewhere."""
+        rng = generator(seed, "demo", self.number, self.attempts)
+        self.attempts += 1
+        reset_id = self.ids[int(rng.integers(len(self.ids)))]
+        while reset_id in self.used:
+            reset_id = self.ids[int(rng.integers(len(self.ids)))]
+        self.used.add(reset_id)
+        std, noise_seed = float(rng.uniform(0.0, cfg.action_noise)), int(rng.integers(1 << 62))
+        return DemoJob(reset_id=reset_id, max_steps=horizon, noise_std=std, noise_seed=noise_seed)
+
+
+def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) -> Path:
+    """Play until every task has its episodes; returns the dataset folder. Failures are dropped, other ids take their place."""
+    wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
+    horizon = wanted.max_steps or cfg.env.train.max_episode_steps
+    quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
+    with DatasetWriter(folder, spec) as writer:
+        with DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player:
+            _play(player, writer, quotas, wanted, cfg.runner.seed, horizon, on_progress)
+        failed = [q.task for q in quotas if q.kept < wanted.episodes_per_task]
+        if len(failed) == len(quotas) and not any(q.kept for q in quotas):
+            raise UserError(
+                f"no demonstration succeeded within {horizon} steps; raise collect.max_steps or lower collect.action_noise"
+            )
+    kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
+    options = asdict(env_options(cfg.env.train))
+    record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type, "options": options, "horizon": horizon}
+    record |= {"collect": asdict(wanted), "tasks": kept, "failed_tasks": failed}
+    (folder / "meta/collect.json").write_text(json.dumps(record, indent=1))
+    for task in failed:
+        on_progress(f"{task}: only {kept[task]['episodes']} of {wanted.episodes_per_task} episodes succeeded")
+    total, attempts = sum(q.kept for q in quotas), sum(q.attempts for q in quotas)
+    on_progress(f"{total} successful episodes of {len(quotas)} tasks from {attempts} attempts")
+    return folder
+
+
+def _processes(cfg: Config, quotas: Sequence[_Quota]) -> int:
+    """No more simulators than episodes; 0 lets the player choose."""
+    episodes = len(quotas) * cfg.collect.episodes_per_task
+    return episodes if episodes < (cfg.env.train.num_processes or 2) else 0
+
+
+def _play(
+    player: DemoPlayer,
+    writer: DatasetWriter,
+    quotas: Sequence[_Quota],
+    wanted: CollectConfig,
+    seed: int,
+    horizon: int,
+    on_progress: Callable[[str], None],
+) -> None:
+    """Rounds of as many attempts as are missing, so that the episodes do not depend on how many processes play."""
+    limit = wanted.max_attempts * wanted.episodes_per_task
+    while True:
+        jobs: list[tuple[_Quota, DemoJob]] = []
+        for quota in quotas:
+            missing = min(wanted.episodes_per_task - quota.kept, limit - quota.attempts)
+            jobs += [(quota, quota.next_job(wanted, seed, horizon)) for _ in range(missing)]
+        if not jobs:
+            return
+        for (quota, _), demo in zip(jobs, player.play([job for _, job in jobs]), strict=True):
+            if not demo.success:
+                continue
+            quota.kept += 1
+            _add(writer, demo)
+            if quota.kept == wanted.episodes_per_task:
+                on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
+
+
+def _add(writer: DatasetWriter, demo: Demo) -> None:
+    writer.add(
+        images=demo.images,
+        wrist_images=demo.wrist_images,
+        states=demo.states,
+        actions=demo.labels,
+        task=demo.description,
+        extra={"task_name": demo.task, "reset_id": demo.job.reset_id, "noise_std": demo.job.noise_std},
+    )

@@ -1,0 +1,134 @@
+"""Read a dataset in LeRobot's v3.0 layout as training batches.
+
+Letters: M frames, B rows of a batch, C actions per chunk, A action dims, S state dims, N wrist cameras.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+from rlinf.data.noise import generator
+from rlinf.data.types import Observation
+from rlinf.demos.writer import ACTION, MAIN_IMAGE, STATE, VERSION
+from rlinf.errors import UserError
+
+Tensor = torch.Tensor
+CACHE_BYTES = 1 << 30  # decoded images are kept while they fit, else decoded batch by batch
+
+
+class DemoDataset:
+    """The frames of every episode, in order.
+
+    Example: `DemoDataset("data/demos").batch([0, 7], num_actions=5)` -> (Observation of 2 rows, f32 [2, 5, A])
+    """
+
+    actions: Tensor  # f32 [M, A]
+    states: Tensor | None  # f32 [M, S]
+
+    def __init__(self, folder: Path | str, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self.folder = Path(folder)
+        self.info = self._read_info()
+        self.cameras = _order_cameras(self.info["features"])
+        if not self.cameras or ACTION not in self.info["features"]:
+            raise UserError(f"dataset {self.folder}: needs an image feature and {ACTION!r} in meta/info.json")
+        table = self._read_frames()
+        self.actions = _matrix(table, ACTION)
+        self.states = _matrix(table, STATE) if STATE in self.info["features"] else None
+        tasks = pq.read_table(self.folder / "meta/tasks.parquet")
+        sentences = tasks.column(next(n for n in tasks.column_names if n != "task_index")).to_pylist()
+        self.tasks: list[str] = [s for _, s in sorted(zip(tasks["task_index"].to_pylist(), sentences, strict=True))]
+        self._task_of = table["task_index"].to_numpy()  # [M]
+        episode = table["episode_index"].to_numpy()
+        self.num_episodes = len(np.unique(episode))
+        last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))  # last frame of each episode
+        self._last_of = last[np.searchsorted(last, np.arange(len(episode)))]  # [M]
+        self._png = {name: table[name].combine_chunks().field("bytes") for name in self.cameras}
+        sizes = (np.prod(self.info["features"][n]["shape"]) for n in self.cameras)
+        fits = len(self) * sum(sizes) <= cache_bytes
+        self._decoded = {n: self._decode(n, range(len(self))) for n in self.cameras} if fits else {}
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def observation(self, rows: Sequence[int]) -> Observation:
+        """What was seen at those frames."""
+        images = [self._images(name, rows) for name in self.cameras]
+        return Observation(
+            images=images[0],
+            wrist_images=torch.stack(images[1:], 1) if len(images) > 1 else None,
+            states=None if self.states is None else self.states[list(rows)],
+            task_descriptions=[self.tasks[self._task_of[row]] for row in rows],
+        )
+
+    def action_chunks(self, rows: Sequence[int], num_actions: int) -> Tensor:
+        """The next `num_actions` actions f32 [B, C, A]; the last one repeats beyond the episode's end."""
+        index = np.asarray(rows)[:, None] + np.arange(num_actions)
+        return self.actions[np.minimum(index, self._last_of[list(rows)][:, None])]
+
+    def batch(self, rows: Sequence[int], num_actions: int) -> tuple[Observation, Tensor]:
+        """Observations and their action chunks."""
+        return self.observation(rows), self.action_chunks(rows, num_actions)
+
+    def row_batches(self, batch_size: int, *, seed: int) -> Iterator[list[int]]:
+        """Endless batches of frame numbers: every frame once per pass, each pass in its own order."""
+        rows: list[int] = []
+        epoch = 0
+        while True:
+            while len(rows) < batch_size:
+                rows += generator(seed, "shuffle", 0, epoch, 1).permutation(len(self)).tolist()
+                epoch += 1
+            yield rows[:batch_size]
+            rows = rows[batch_size:]
+
+    def _read_info(self) -> dict[str, Any]:
+        path = self.folder / "meta/info.json"
+        if not path.is_file():
+            raise UserError(f"no dataset at {self.folder} (no meta/info.json); make one with: rlinf collect CONFIG")
+        info = json.loads(path.read_text())
+        if info["codebase_version"] != VERSION:
+            raise UserError(f"dataset {self.folder} has layout {info['codebase_version']}, only {VERSION} can be read")
+        return info
+
+    def _read_frames(self) -> pa.Table:
+        columns = [*self.cameras, ACTION, "task_index", "episode_index"]
+        columns += [STATE] if STATE in self.info["features"] else []
+        files = sorted((self.folder / "data").glob("chunk-*/file-*.parquet"))
+        table = pa.concat_tables(pq.read_table(file, columns=columns, memory_map=True) for file in files)
+        if len(table) != self.info["total_frames"]:
+            raise UserError(f"dataset {self.folder}: {len(table)} frames, meta/info.json says {self.info['total_frames']}")
+        return table
+
+    def _images(self, name: str, rows: Sequence[int]) -> Tensor:
+        if name in self._decoded:
+            return self._decoded[name][list(rows)]
+        return self._decode(name, rows)
+
+    def _decode(self, name: str, rows: Sequence[int]) -> Tensor:
+        """u8 [B, H, W, 3]"""
+        png = self._png[name]
+        pictures = [np.asarray(Image.open(io.BytesIO(png[row].as_py())).convert("RGB")) for row in rows]
+        return torch.from_numpy(np.stack(pictures))
+
+
+def _order_cameras(names: dict[str, Any]) -> list[str]:
+    """Image features, the main camera first; videos are refused."""
+    for name, feature in names.items():
+        if feature["dtype"] == "video":
+            raise UserError(f"feature {name!r} is a video; only datasets with images in their parquet files can be read")
+    cameras = [name for name, feature in names.items() if feature["dtype"] == "image"]
+    return sorted(cameras, key=lambda name: (name != MAIN_IMAGE, "wrist" in name, name))
+
+
+def _matrix(table: pa.Table, name: str) -> Tensor:
+    column = table[name].combine_chunks()
+    return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).astype(np.float32))

@@ -1,0 +1,73 @@
+"""Probe: how well something acts on a fixed list of reset ids, without a training run around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from rlinf.config.schema import Config, VideoConfig
+from rlinf.data.noise import Noise
+from rlinf.data.types import Moment, Observation
+from rlinf.envs.bridge import Bridge
+from rlinf.envs.spec import env_spec
+from rlinf.envs.vec import VecEnv
+from rlinf.metrics.stats import Rate
+from rlinf.models.policy import Policy
+
+Act = Callable[[Observation, Noise], torch.Tensor]  # -> f32 [B, C, A] in the policy's convention
+
+
+class Probe:
+    """Plays the same episodes again and again; its simulators stay up between rounds."""
+
+    def __init__(self, cfg: Config, reset_ids: Sequence[int]) -> None:
+        num_envs = min(len(reset_ids), cfg.env.eval.total_num_envs)
+        env_cfg = replace(cfg.env.eval, total_num_envs=num_envs, video_cfg=VideoConfig())
+        spec, policy_spec = env_spec(env_cfg), cfg.actor.model.spec()
+        self.cfg, self.num_envs = cfg, num_envs
+        self.bridge = Bridge(spec, policy_spec)
+        self.env = VecEnv(
+            env_cfg,
+            spec,
+            num_envs=num_envs,
+            first_env=0,
+            mode="eval",
+            chunk_size=policy_spec.num_action_chunks,
+            seed=cfg.runner.seed,
+            trials=list(reset_ids),
+        )
+
+    def play(self, act: Act) -> Rate:
+        """Success of `act` on every id once; equal calls draw equal noise."""
+        step, episodes, chunk = self.env.reset(), [], 0
+        while not self.env.done:
+            noise = Noise(
+                seed=self.cfg.runner.seed, at=Moment(0, 0, chunk), env_ids=range(self.num_envs), stream="eval"
+            )
+            step = self.env.chunk_step(self.bridge.to_env(act(step.obs, noise)))
+            episodes += step.episodes
+            chunk += 1
+        return Rate.of(e.success_once for e in episodes)
+
+    def play_policy(self, policy: Policy) -> Rate:
+        """Success of the policy's deterministic sampler."""
+        with torch.no_grad():
+            return self.play(lambda obs, noise: policy.predict(obs, mode="eval", noise=noise).actions)
+
+    def play_constant(self, action: torch.Tensor) -> Rate:
+        """Success of one action f32 [A] repeated forever: what a policy that sees nothing achieves."""
+        chunk = self.cfg.actor.model.spec().num_action_chunks
+        return self.play(lambda obs, noise: action.expand(self.num_envs, chunk, -1))
+
+    def close(self) -> None:
+        self.env.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,277 @@
+"""Write a dataset in LeRobot's v3.0 layout: parquet files with many episodes each, images as PNG inside them.
+
+meta/{info.json, stats.json, tasks.parquet, episodes/chunk-000/file-000.parquet}, data/chunk-000/file-NNN.parquet.
+Letters: T frames of an episode, A action dims, S state dims, N wrist cameras.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from rlinf.envs.sim.base import EnvSpec
+from rlinf.errors import UserError
+
+VERSION = "v3.0"
+MAIN_IMAGE = "observation.images.main"
+WRIST_IMAGE = "observation.images.wrist_{}"
+STATE, ACTION = "observation.state", "action"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+FILE_BYTES = 100 << 20  # a data file is closed once it is this large
+MAX_FILES_PER_CHUNK = 1000
+QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
+PIXELS_FOR_STATISTICS = 50_000  # per episode and camera
+IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+Array = np.ndarray
+Stats = dict[str, Any]  # min, max, mean, std, count, q01, ... as nested lists
+
+
+class DatasetWriter:
+    """Episode after episode into a folder that appears under its own name only when complete.
+
+    Example: `with DatasetWriter(folder, spec) as writer: writer.add(images=..., states=..., actions=..., task="...")`
+    """
+
+    def __init__(self, folder: Path, spec: EnvSpec, *, file_bytes: int = FILE_BYTES) -> None:
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"collect.output={folder} is not empty: remove it or choose another folder")
+        self.folder, self.spec, self.file_bytes = folder, spec, file_bytes
+        self._work = folder.with_name(f".tmp-{folder.name}")
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._work.mkdir(parents=True)
+        self._features = features(spec)
+        self._schema = _schema(self._features)
+        self._tasks: dict[str, int] = {}
+        self._episodes: list[dict[str, Any]] = []
+        self._num_frames = 0
+        self._file: pq.ParquetWriter | None = None
+        self._file_number, self._bytes_in_file = -1, 0
+
+    def add(
+        self,
+        *,
+        images: Array,  # u8 [T, H, W, 3]
+        wrist_images: Array | None = None,  # u8 [T, N, h, w, 3]
+        states: Array | None,  # f32 [T, S]
+        actions: Array,  # f32 [T, A]
+        task: str,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append one episode; `extra` become columns of its row in meta/episodes."""
+        length, number = len(actions), len(self._episodes)
+        numbers: dict[str, Array] = {ACTION: actions}
+        if STATE in self._features:
+            assert states is not None
+            numbers[STATE] = states
+        cameras = {MAIN_IMAGE: images}
+        for i in range(self.spec.num_wrist_images):
+            assert wrist_images is not None
+            cameras[WRIST_IMAGE.format(i)] = wrist_images[:, i]
+        frames = np.arange(length)
+        numbers |= {
+            "timestamp": (frames / self.spec.control_hz).astype(np.float32),
+            "frame_index": frames,
+            "episode_index": np.full(length, number),
+            "index": self._num_frames + frames,
+            "task_index": np.full(length, self._tasks.setdefault(task, len(self._tasks))),
+        }
+        columns: dict[str, pa.Array] = {name: _column(x) for name, x in numbers.items()}
+        columns |= {name: _png_column(x) for name, x in cameras.items()}
+        self._write(pa.table([columns[name] for name in self._schema.names], schema=self._schema))
+        stats = {name: statistics(x.reshape(length, -1)) for name, x in numbers.items()}
+        stats |= {name: image_statistics(x) for name, x in cameras.items()}
+        self._episodes.append(
+            {
+                "episode_index": number,
+                "tasks": [task],
+                "length": length,
+                "data/chunk_index": self._file_number // MAX_FILES_PER_CHUNK,
+                "data/file_index": self._file_number % MAX_FILES_PER_CHUNK,
+                "dataset_from_index": self._num_frames,
+                "dataset_to_index": self._num_frames + length,
+                "meta/episodes/chunk_index": 0,
+                "meta/episodes/file_index": 0,
+                **(extra or {}),
+                **{f"stats/{name}/{key}": value for name, s in stats.items() for key, value in s.items()},
+            }
+        )
+        self._num_frames += length
+
+    def close(self) -> None:
+        """Write the metadata and give the folder its name."""
+        if self._file is not None:
+            self._file.close()
+        meta = self._work / "meta"
+        (meta / "episodes/chunk-000").mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
+        pq.write_table(_task_table(self._tasks), meta / "tasks.parquet")
+        (meta / "stats.json").write_text(json.dumps(merge_statistics(self._episodes, self._features), indent=4))
+        (meta / "info.json").write_text(json.dumps(self._info(), indent=4))
+        if self.folder.exists():
+            self.folder.rmdir()
+        self._work.rename(self.folder)
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        if self._file is not None:
+            self._file.close()
+        shutil.rmtree(self._work)
+
+    def _write(self, table: pa.Table) -> None:
+        if self._file is None or self._bytes_in_file >= self.file_bytes:
+            if self._file is not None:
+                self._file.close()
+            self._file_number, self._bytes_in_file = self._file_number + 1, 0
+            chunk, file = divmod(self._file_number, MAX_FILES_PER_CHUNK)
+            path = self._work / DATA_PATH.format(chunk_index=chunk, file_index=file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = pq.ParquetWriter(path, self._schema)
+        self._file.write_table(table)
+        self._bytes_in_file += table.nbytes
+
+    def _info(self) -> dict[str, Any]:
+        hz = self.spec.control_hz
+        return {
+            "codebase_version": VERSION,
+            "robot_type": self.spec.suite,
+            "total_episodes": len(self._episodes),
+            "total_frames": self._num_frames,
+            "total_tasks": len(self._tasks),
+            "chunks_size": MAX_FILES_PER_CHUNK,
+            "data_files_size_in_mb": self.file_bytes >> 20,
+            "video_files_size_in_mb": 200,
+            "fps": int(hz) if hz == int(hz) else hz,
+            "splits": {"train": f"0:{len(self._episodes)}"},
+            "data_path": DATA_PATH,
+            "video_path": None,
+            "features": self._features,
+        }
+
+
+def features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
+    """The `features` block of info.json for a suite's observations and actions."""
+
+    def image(size: tuple[int, int]) -> dict[str, Any]:
+        return {"dtype": "image", "shape": [*size, 3], "names": ["height", "width", "channels"]}
+
+    def index(dtype: str) -> dict[str, Any]:
+        return {"dtype": dtype, "shape": [1], "names": None}
+
+    out = {MAIN_IMAGE: image(spec.image_size)}
+    out |= {WRIST_IMAGE.format(i): image(spec.wrist_image_size) for i in range(spec.num_wrist_images)}
+    if spec.state_dim:
+        names = [f"state_{i}" for i in range(spec.state_dim)]
+        out[STATE] = {"dtype": "float32", "shape": [spec.state_dim], "names": names}
+    out[ACTION] = {"dtype": "float32", "shape": [spec.action_dim], "names": list(spec.action_names)}
+    out["timestamp"] = index("float32")
+    return out | {name: index("int64") for name in ("frame_index", "episode_index", "index", "task_index")}
+
+
+def statistics(x: Array) -> Stats:
+    """Per-column statistics of f32 [T, D]."""
+    x = x.astype(np.float64)
+    quantiles = np.quantile(x, QUANTILES, axis=0)
+    return {
+        "min": x.min(0).tolist(),
+        "max": x.max(0).tolist(),
+        "mean": x.mean(0).tolist(),
+        "std": x.std(0).tolist(),
+        "count": [len(x)],
+        **{f"q{round(100 * q):02d}": value.tolist() for q, value in zip(QUANTILES, quantiles, strict=True)},
+    }
+
+
+def image_statistics(images: Array) -> Stats:
+    """Per-channel statistics, scaled to [0, 1] and shaped [3, 1, 1], of a sample of the pixels of u8 [T, H, W, 3]."""
+    pixels = images.reshape(-1, 3)
+    stats = statistics(pixels[:: max(1, len(pixels) // PIXELS_FOR_STATISTICS)] / 255.0)
+    return {k: [len(images)] if k == "count" else [[[v]] for v in values] for k, values in stats.items()}
+
+
+def merge_statistics(episodes: list[dict[str, Any]], names: Mapping[str, Any]) -> dict[str, Stats]:
+    """Statistics of the whole dataset from those of its episodes; quantiles become their weighted mean."""
+    merged = {}
+    for name in names:
+        rows = {k.rsplit("/", 1)[1]: np.array([e[k] for e in episodes]) for k in episodes[0] if f"stats/{name}/" in k}
+        count = rows["count"].reshape(-1, *[1] * (rows["mean"].ndim - 1))  # broadcasts over the statistics
+        weight = count / count.sum()
+        mean = (weight * rows["mean"]).sum(0)
+        variance = (weight * (rows["std"] ** 2 + (rows["mean"] - mean) ** 2)).sum(0)
+        merged[name] = {
+            "min": rows["min"].min(0).tolist(),
+            "max": rows["max"].max(0).tolist(),
+            "mean": mean.tolist(),
+            "std": np.sqrt(variance).tolist(),
+            "count": [int(count.sum())],
+            **{k: (weight * v).sum(0).tolist() for k, v in rows.items() if k.startswith("q")},
+        }
+    return merged
+
+
+def encode_png(image: Array) -> bytes:
+    """One u8 [H, W, 3] image as PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG", compress_level=3)
+    return buffer.getvalue()
+
+
+def _png_column(images: Array) -> pa.Array:
+    return pa.array([{"bytes": encode_png(image), "path": None} for image in images], IMAGE_TYPE)
+
+
+def _column(x: Array) -> pa.Array:
+    if x.ndim == 1:
+        return pa.array(x)
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(x, np.float32).ravel()), x.shape[1])
+
+
+def _schema(names: Mapping[str, dict[str, Any]]) -> pa.Schema:
+    """Arrow types of the data files, with the description that the `datasets` package reads."""
+    fields, described = [], {}
+    for name, feature in names.items():
+        dtype, length = feature["dtype"], feature["shape"][0]
+        if dtype == "image":
+            fields.append(pa.field(name, IMAGE_TYPE))
+            described[name] = {"_type": "Image"}
+            continue
+        value = {"dtype": dtype, "_type": "Value"}
+        kind = pa.float32() if dtype == "float32" else pa.int64()
+        if name in (STATE, ACTION):
+            fields.append(pa.field(name, pa.list_(kind, length)))
+            described[name] = {"feature": value, "length": length, "_type": "List"}
+        else:
+            fields.append(pa.field(name, kind))
+            described[name] = value
+    return pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": described}})})
+
+
+def _task_table(tasks: Mapping[str, int]) -> pa.Table:
+    """Task sentences as the pandas index of their numbers, which is how the layout keys them."""
+    index = "__index_level_0__"
+    described = {
+        "index_columns": [index],
+        "column_indexes": [],
+        "columns": [
+            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+            {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object"},
+        ],
+    }
+    for column in described["columns"]:
+        column["metadata"] = None
+    table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), index: pa.array(tasks, pa.string())})
+    return table.replace_schema_metadata({"pandas": json.dumps(described)})

@@ -1,0 +1,49 @@
+"""Bridge: a policy's action convention to a simulator's, decided by the two specs alone."""
+
+from __future__ import annotations
+
+import torch
+
+from rlinf.envs.sim.base import EnvSpec
+from rlinf.errors import UserError
+from rlinf.models.config import PolicySpec
+
+ARM_POSE = 7  # position, rotation, gripper: what policies of one arm give
+
+
+class Bridge:
+    """Actions [B, C, A_policy] -> [B, C, A_env]: which columns are kept, and how the gripper is read."""
+
+    def __init__(self, env: EnvSpec, policy: PolicySpec) -> None:
+        self.env, self.policy = env, policy
+        self.check()
+        self.columns = self._columns()
+
+    def check(self) -> None:
+        """Raise UserError when the policy cannot drive the simulator."""
+        if self.policy.action_dim < self.env.action_dim:
+            raise UserError(
+                f"actor.model.action_dim={self.policy.action_dim} is too small: suite {self.env.suite!r} takes "
+                f"{self.env.action_dim} ({', '.join(self.env.action_names)})"
+            )
+
+    def _columns(self) -> list[int]:
+        """The policy's columns the simulator takes, in its order."""
+        count = self.env.action_dim
+        has_gripper = self.env.gripper != "none"
+        if has_gripper and count < self.policy.action_dim == ARM_POSE:
+            return [*range(count - 1), ARM_POSE - 1]  # the rotation is left out, the gripper is still last
+        return list(range(count))  # the rest is padding
+
+    def to_env(self, actions: torch.Tensor) -> torch.Tensor:
+        """Convert actions f32 [B, C, A_policy] to f32 [B, C, A_env]."""
+        if actions.shape[-1] != self.policy.action_dim:
+            raise ValueError(f"actions have {actions.shape[-1]} columns, the policy's spec says {self.policy.action_dim}")
+        actions = actions[..., self.columns]  # advanced indexing copies
+        if self.env.gripper == "sign":
+            gripper = actions[..., -1]
+            # a token policy's bins have no meaningful zero; an exact zero of a continuous one is kept, as published
+            actions[..., -1] = 2.0 * (gripper > 0) - 1.0 if self.policy.binary_gripper else torch.sign(gripper)
+        elif self.env.gripper == "binary_pm1":
+            actions[..., -1] = 2.0 * (actions[..., -1] > 0.5) - 1.0
+        return actions

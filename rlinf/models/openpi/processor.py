@@ -1,0 +1,145 @@
+"""Observation in, model inputs out; model actions in, simulator actions out.
+
+Letters: B rows, n cameras, L prompt slots, S state columns, C actions executed, H denoised, A columns, D padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rlinf.data.types import Observation
+from rlinf.errors import UserError
+from rlinf.models.openpi import transforms
+from rlinf.models.openpi.config import Architecture, Config
+from rlinf.models.openpi.normalize import Statistics
+from rlinf.models.openpi.tokenizer import PromptTokenizer
+
+Tensor = torch.Tensor
+ACTION_STD_FLOOR, STATE_STD_FLOOR = 0.05, 0.01  # columns that hardly move must not be blown up
+ALL_CAMERAS = 3
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch as the network reads it."""
+
+    images: Tensor  # u8 [B, n, size, size, 3]
+    tokens: Tensor  # i32 [B, L]
+    token_valid: Tensor  # bool [B, L]
+    state: Tensor | None  # f32 [B, D] normalised and padded; π0 only
+    raw_state: Tensor | None  # f32 [B, S] un-normalised, in π's convention
+
+
+class Processor(nn.Module):
+    """Statistics, tokenizer and the robot's convention; everything runs on the statistics' device."""
+
+    def __init__(self, cfg: Config, arch: Architecture, tokenizer: PromptTokenizer) -> None:
+        super().__init__()
+        self.cfg, self.arch, self.row = cfg, arch, cfg.convention
+        self.tokenizer = tokenizer
+        self.state_stats = Statistics.identity(cfg.state_dim)
+        self.action_stats = Statistics.identity(cfg.action_dim)
+
+    @property
+    def device(self) -> torch.device:
+        return self.action_stats.mean.device
+
+    def encode(self, obs: Observation) -> Inputs:
+        """Resize, normalise, tokenise."""
+        state = self._state(obs)
+        normal = None
+        if state is not None:
+            normal = self.state_stats.normalize(state, quantile=self.row.quantile_norm)
+        tokens, valid = self.tokenizer(obs.task_descriptions, normal if self.row.discrete_state else None)
+        padded = None if normal is None or self.row.pi05 else F.pad(normal, (0, self.arch.action_dim - normal.shape[1]))
+        return Inputs(self.encode_images(obs), tokens.to(self.device), valid.to(self.device), padded, state)
+
+    def encode_images(self, obs: Observation) -> Tensor:
+        """Every camera at the model's resolution, u8 [B, n, size, size, 3]."""
+        size, n = self.arch.image_size, self.cfg.num_cameras
+        cameras = [transforms.resize_with_pad(obs.images.to(self.device), size)]
+        available = 0 if obs.wrist_images is None else obs.wrist_images.shape[1]
+        if n - 1 > available:
+            raise UserError(
+                f"actor.model.openpi.num_images_in_input={n} needs {n - 1} wrist cameras; the simulator has {available}"
+            )
+        if n > 1:
+            assert obs.wrist_images is not None
+            wrist = obs.wrist_images[:, : n - 1].to(self.device)
+            resized = transforms.resize_with_pad(wrist.flatten(0, 1), size)
+            cameras += resized.view(len(wrist), n - 1, *resized.shape[1:]).unbind(1)
+        if self.cfg.openpi.upstream_values:  # its pooled value also read the absent cameras, as black images
+            cameras += [torch.zeros_like(cameras[0])] * (ALL_CAMERAS - n)
+        return torch.stack(cameras, 1)
+
+    def image_valid(self, rows: int) -> Tensor | None:
+        """Which cameras exist, bool [B, n]; None when all stored ones do."""
+        if not self.cfg.openpi.upstream_values or self.cfg.num_cameras == ALL_CAMERAS:
+            return None
+        return (torch.arange(ALL_CAMERAS, device=self.device) < self.cfg.num_cameras).expand(rows, -1)
+
+    def encode_actions(self, actions: Tensor, state: Tensor | None) -> Tensor:
+        """Simulator actions f32 [B, 1..H, A] -> normalised f32 [B, H, D]; a short chunk repeats its last action."""
+        horizon = self.arch.action_horizon
+        if not 1 <= actions.shape[1] <= horizon or actions.shape[2] != self.cfg.action_dim:
+            raise ValueError(f"actions {list(actions.shape)} must be [B, 1..{horizon}, {self.cfg.action_dim}]")
+        actions = torch.cat((actions, actions[:, -1:].expand(-1, horizon - actions.shape[1], -1)), 1)
+        normal = self.action_stats.normalize(self._to_model(actions, state), quantile=self.row.quantile_norm)
+        return F.pad(normal, (0, self.arch.action_dim - normal.shape[2]))
+
+    def decode_actions(self, x: Tensor, state: Tensor | None) -> Tensor:
+        """Denoised f32 [B, H, D] -> simulator actions f32 [B, C, A]."""
+        chunk, columns = self.cfg.num_action_chunks, self.cfg.action_dim
+        actions = self.action_stats.unnormalize(x[:, :chunk], quantile=self.row.quantile_norm)
+        if self.row.delta_mask:
+            assert state is not None
+            actions = transforms.shift_by_state(actions, state, self.row.delta_mask, 1.0)
+        actions = actions[..., :columns]
+        return transforms.aloha_actions(actions) if self.row.adapt_to_pi else actions
+
+    def fit(self, states: Tensor | None, actions: Tensor) -> None:
+        """Statistics of a data set: states [M, S], actions [M, A] row by row."""
+        if states is not None and self.row.adapt_to_pi:
+            states = transforms.aloha_state(states)
+        if states is not None and self.cfg.state_dim:
+            states = states[:, : self.cfg.state_dim]
+            self.state_stats = Statistics.fit(states, floor=STATE_STD_FLOOR).to(self.device)
+        relative = self._to_model(actions[:, None], states)[:, 0]
+        self.action_stats = Statistics.fit(relative, floor=ACTION_STD_FLOOR).to(self.device)
+
+    def set_statistics(self, stats: dict[str, Statistics]) -> None:
+        """Statistics read from a checkpoint; columns must fit the configuration."""
+        wanted = {"state": self.cfg.state_dim, "actions": self.cfg.action_dim}
+        for key, columns in wanted.items():
+            have = stats[key].mean.shape[0]
+            if have < columns:
+                raise UserError(
+                    f"norm_stats.json has {have} {key} columns, {self.cfg.openpi.config_name} needs {columns}"
+                )
+        self.state_stats = stats["state"].first(self.cfg.state_dim).to(self.device)
+        self.action_stats = stats["actions"].to(self.device)
+
+    def _state(self, obs: Observation) -> Tensor | None:
+        """The columns the model reads, in π's convention."""
+        if not self.cfg.state_dim:
+            return None
+        if obs.states is None or obs.states.shape[1] < self.cfg.state_dim:
+            have = "none" if obs.states is None else str(obs.states.shape[1])
+            raise UserError(
+                f"openpi.config_name={self.cfg.openpi.config_name} reads {self.cfg.state_dim} state columns, "
+                f"the simulator gives {have}; set actor.model.openpi.state_dim"
+            )
+        state = obs.states[:, : self.cfg.state_dim].to(self.device, torch.float32)
+        return transforms.aloha_state(state) if self.row.adapt_to_pi else state
+
+    def _to_model(self, actions: Tensor, state: Tensor | None) -> Tensor:
+        if self.row.adapt_to_pi:
+            actions = transforms.aloha_actions_inverse(actions)
+        if self.row.delta_mask:
+            assert state is not None
+            actions = transforms.shift_by_state(actions, state, self.row.delta_mask, -1.0)
+        return actions

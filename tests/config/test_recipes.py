@@ -1,0 +1,310 @@
+"""The recipes hold the published numbers, and the shell wrappers pass on arguments, logs and exit status."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.config.compose import compose_config, resolve
+from rlinf.config.convert import defaults_of
+from rlinf.config.load import load_config
+from rlinf.config.schema import Config
+
+EMBODIMENT = Path(__file__).parents[2] / "examples/embodiment"
+CONFIGS = EMBODIMENT / "config"
+LOG = "/logs"
+
+FSDP: dict[str, Any] = {
+    "strategy": "fsdp",
+    "sharding_strategy": "no_shard",
+    "gradient_checkpointing": False,
+    "cpu_offload": False,
+    "offload_pin_memory": False,
+    "reshard_after_forward": True,
+    "enable_gradient_accumulation": True,
+    "forward_prefetch": False,
+    "limit_all_gathers": False,
+    "backward_prefetch": None,
+    "use_orig_params": False,
+    "use_liger_kernel": False,
+    "mixed_precision": {"param_dtype": None, "reduce_dtype": None, "buffer_dtype": None},
+    "amp_autocast": {"enabled": False, "precision": "bf16"},
+    "grad_scaler": {"enabled": False},
+}
+ALGORITHM: dict[str, Any] = {
+    "normalize_advantages": True,
+    "kl_penalty": "kl",
+    "loss_agg_func": "token-mean",
+    "kl_beta": 0.0,
+    "entropy_bonus": 0,
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "dual_clip": False,
+    "value_clip": 0.2,
+    "huber_delta": 10.0,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "group_size": 1,
+    "reward_coef": 1.0,
+    "reward_type": "chunk_level",
+    "logprob_type": "chunk_level",
+    "entropy_type": "token_level",
+    "update_epoch": 4,
+    "adv_type": "gae",
+    "loss_type": "actor_critic",
+    "filter_rewards": False,
+    "rewards_lower_bound": 0.1,
+    "rewards_upper_bound": 0.9,
+}
+RUNNER: dict[str, Any] = {
+    "task_type": "embodied",
+    "max_epochs": 1000,
+    "max_steps": -1,
+    "only_eval": False,
+    "val_check_interval": -1,
+    "save_interval": 50,
+    "resume_dir": None,
+    "ckpt_path": None,
+    "logger": {
+        "log_path": LOG,
+        "project_name": "rlinf",
+        "experiment_name": "metaworld_50_ppo_openpi",
+        "logger_backends": ["tensorboard"],
+    },
+}
+TRAIN: dict[str, Any] = {
+    "env_type": "metaworld",
+    "task_suite_name": "metaworld_50",
+    "total_num_envs": 64,
+    "auto_reset": False,
+    "ignore_terminations": False,
+    "max_steps_per_rollout_epoch": 100,
+    "max_episode_steps": 100,
+    "use_rel_reward": True,
+    "reward_coef": 1.0,
+    "is_eval": False,
+    "seed": 0,
+    "group_size": 1,
+    "use_fixed_reset_state_ids": False,
+    "use_ordered_reset_state_ids": False,
+    "rollout_epoch": 8,
+    "video_cfg": {"save_video": True, "info_on_video": True, "video_base_dir": f"{LOG}/video/train"},
+    "init_params": {"camera_heights": 480, "camera_widths": 480},
+}
+EVAL: dict[str, Any] = TRAIN | {
+    "total_num_envs": 500,
+    "auto_reset": True,
+    "ignore_terminations": True,
+    "use_fixed_reset_state_ids": True,
+    "rollout_epoch": 1,
+    "video_cfg": {"save_video": True, "info_on_video": True, "video_base_dir": f"{LOG}/video/eval"},
+}
+OPENPI: dict[str, Any] = {
+    "config_name": "pi0_metaworld",
+    "num_images_in_input": 1,
+    "noise_level": 0.5,
+    "action_chunk": 5,
+    "num_steps": 5,
+    "train_expert_only": True,
+    "action_env_dim": 4,
+    "noise_method": "flow_sde",
+    "add_value_head": True,
+    "detach_critic_input": True,
+    "use_dsrl": False,
+    "dsrl_state_dim": 8,
+    "dsrl_action_noise_dim": 32,
+    "dsrl_num_q_heads": 10,
+    "dsrl_agg_q": "mean",
+    "dsrl_image_latent_dim": 64,
+    "dsrl_state_latent_dim": 64,
+    "dsrl_hidden_dims": [128, 128, 128],
+}
+MODEL: dict[str, Any] = {
+    "model_type": "openpi",
+    "model_path": "/path/to/model/RLinf-Pi0-MetaWorld-SFT",
+    "precision": None,
+    "num_action_chunks": 5,
+    "action_dim": 4,
+    "is_lora": False,
+    "lora_rank": 32,
+    "use_proprio": True,
+    "num_steps": 5,
+    "add_value_head": True,
+    "openpi": OPENPI,
+}
+OPTIM: dict[str, Any] = {
+    "lr": 1e-5,
+    "value_lr": 1e-4,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_eps": 1e-8,
+    "weight_decay": 0.01,
+    "clip_grad": 1.0,
+    "critic_warmup_steps": 0,
+}
+PI0: dict[str, Any] = {
+    "cluster": {"num_nodes": 1, "component_placement": {"actor,env,rollout": "all"}},
+    "runner": RUNNER,
+    "algorithm": ALGORITHM,
+    "env": {"group_name": "EnvGroup", "train": TRAIN, "eval": EVAL},
+    "rollout": {
+        "group_name": "RolloutGroup",
+        "backend": "huggingface",
+        "recompute_logprobs": False,
+        "enable_offload": False,
+        "pipeline_stage_num": 1,
+        "model": {"model_path": MODEL["model_path"], "precision": None},
+    },
+    "actor": {
+        "group_name": "ActorGroup",
+        "training_backend": "fsdp",
+        "micro_batch_size": 128,
+        "global_batch_size": 2048,
+        "seed": 42,
+        "enable_offload": False,
+        "model": MODEL,
+        "optim": OPTIM,
+        "fsdp_config": FSDP,
+    },
+    "reward": {"use_reward_model": False},
+    "critic": {"use_critic_model": False},
+}
+PI05_PATH = "/path/to/model/RLinf-Pi05-MetaWorld-SFT"
+PI05_OPENPI = {
+    "config_name": "pi05_metaworld",
+    "value_after_vlm": True,
+    "value_vlm_mode": "mean_token",
+    "detach_critic_input": None,
+}
+COSINE = {"lr": 5e-6, "lr_scheduler": "cosine", "total_training_steps": 1000, "lr_warmup_steps": -1, "num_cycles": 0.5}
+PI05 = PI0 | {
+    "runner": RUNNER | {"logger": RUNNER["logger"] | {"experiment_name": "metaworld_50_ppo_openpi_pi05"}},
+    "rollout": {"model": {"model_path": PI05_PATH, "precision": None}},
+    "actor": PI0["actor"]
+    | {"model": MODEL | {"model_path": PI05_PATH, "openpi": OPENPI | PI05_OPENPI}, "optim": OPTIM | COSINE},
+}
+OOD = {"task_suite_name": "metaworld_45_ood", "total_num_envs": 100}
+ML45 = PI0 | {
+    "runner": RUNNER
+    | {"max_epochs": 500, "val_check_interval": 10, "save_interval": -1}
+    | {"logger": RUNNER["logger"] | {"experiment_name": "metaworld_45_ppo_openpi"}},
+    "env": {
+        "train": TRAIN | {"task_suite_name": "metaworld_45_ind"},
+        "eval": EVAL | OOD | {"max_steps_per_rollout_epoch": 160, "max_episode_steps": 160},
+    },
+}
+OFT = {
+    "runner": RUNNER | {"logger": RUNNER["logger"] | {"experiment_name": "metaworld_50_grpo_openvlaoft"}},
+    "algorithm": ALGORITHM
+    | {"adv_type": "grpo", "loss_type": "actor", "group_size": 8, "update_epoch": 1, "clip_ratio_high": 0.28}
+    | {"reward_type": "action_level", "logprob_type": "token_level", "reward_coef": 5.0}
+    | {"filter_rewards": True, "rewards_lower_bound": 0.1, "rewards_upper_bound": 1.0},
+    "env": {
+        "train": TRAIN | {"group_size": 8, "rollout_epoch": 16, "reward_coef": 5.0},
+        "eval": EVAL | {"reward_coef": 5.0},
+    },
+    "rollout": {"sampling_params": {"do_sample": True, "temperature_train": 1.6, "top_k": -1, "top_p": 1.0}},
+    "actor": {
+        "micro_batch_size": 32,
+        "global_batch_size": 12800,
+        "model": {
+            "model_type": "openvla_oft",
+            "model_path": "/path/to/model/RLinf-OpenVLAOFT-MetaWorld-SFT",
+            "num_action_chunks": 1,
+            "action_dim": 7,
+            "unnorm_key": "meta_world_strict",
+            "is_lora": False,
+            "add_value_head": False,
+        },
+        "optim": {"lr": 2e-5},
+    },
+}
+
+
+def assert_holds(node: Any, expected: Any, path: str = "") -> None:
+    """Every key of `expected` has its value in a config or tree."""
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            assert_holds(getattr(node, key) if is_dataclass(node) else node[key], value, f"{path}.{key}")
+    else:
+        assert node == expected, path
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("metaworld_50_ppo_openpi", PI0), ("metaworld_50_ppo_openpi_pi05", PI05), ("metaworld_45_ppo_openpi", ML45)],
+)
+def test_recipe_equals_the_published_tree(name: str, expected: dict[str, Any]) -> None:
+    cfg = load_config(name, [f"runner.logger.log_path={LOG}"], config_dir=CONFIGS, purpose="plan", devices=[0])
+    assert_holds(cfg, expected)
+
+
+def test_openvla_oft_recipe_equals_the_published_tree() -> None:
+    composed = compose_config("metaworld_50_grpo_openvlaoft", [f"runner.logger.log_path={LOG}"], CONFIGS)
+    assert_holds(resolve(composed, defaults_of(Config)), OFT)
+
+
+@pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact", "quickstart"])
+def test_small_recipes_load(name: str) -> None:
+    cfg = load_config(name, config_dir=CONFIGS, devices=[0])
+    assert (cfg.actor.model.size, cfg.runner.logger.experiment_name) == ("compact", name)
+
+
+def run_wrapper(folder: Path, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy of the wrappers whose `rlinf` prints its arguments and exits with status 3."""
+    scripts = folder / "examples/embodiment"
+    binary = folder / ".venv/bin/rlinf"
+    if not scripts.exists():
+        scripts.mkdir(parents=True)
+        binary.parent.mkdir(parents=True)
+        for file in EMBODIMENT.glob("*.sh"):
+            shutil.copy(file, scripts)
+        binary.write_text(
+            '#!/bin/sh\nfor a in "$@"; do echo "arg: $a"; done\necho "platform: $ROBOT_PLATFORM"\nexit 3\n'
+        )
+        binary.chmod(0o755)
+    return subprocess.run(
+        ["bash", str(scripts / script), *args], env=os.environ | env, capture_output=True, text=True, check=False
+    )
+
+
+def arguments(out: str) -> list[str]:
+    return [line.removeprefix("arg: ") for line in out.splitlines() if line.startswith("arg: ")]
+
+
+@pytest.mark.parametrize(("script", "command"), [("run_embodiment.sh", "train"), ("eval_embodiment.sh", "eval")])
+def test_wrapper_passes_everything_on(tmp_path: Path, script: str, command: str) -> None:
+    done = run_wrapper(tmp_path, script, "my_config", "ALOHA", "a.b=c d", "~x.y", STEPS="5", SAVE_INTER="-2", NODES="2")
+    assert done.returncode == 3
+    (log_dir,) = (tmp_path / "logs").iterdir()
+    assert log_dir.name.endswith("-my_config")
+    assert arguments(done.stdout) == [
+        command,
+        "my_config",
+        f"runner.logger.log_path={log_dir}",
+        "runner.max_steps=5",
+        "cluster.num_nodes=2",
+        "a.b=c d",
+        "~x.y",
+    ]
+    log = (log_dir / script.replace(".sh", ".log")).read_text()
+    assert "platform: ALOHA" in log
+    assert "arg: a.b=c d" in log
+
+
+def test_wrapper_defaults(tmp_path: Path) -> None:
+    done = run_wrapper(tmp_path, "run_embodiment.sh", "a.b=1", LOG_DIR=str(tmp_path / "here"))
+    assert arguments(done.stdout) == [
+        "train",
+        "metaworld_50_ppo_openpi",
+        f"runner.logger.log_path={tmp_path}/here",
+        "a.b=1",
+    ]
+    assert "platform: LIBERO" in done.stdout

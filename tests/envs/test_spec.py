@@ -1,0 +1,89 @@
+"""Finding simulators, checking their options, choosing evaluation trials; and that none of it imports torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from rlinf.config.schema import EnvConfig
+from rlinf.envs.sim.base import IdGrid
+from rlinf.envs.spec import available_simulators, env_options, env_spec, eval_trials, find_simulator, ids_of_task
+from rlinf.errors import UserError
+
+
+def test_simulators_are_found_by_file_name() -> None:
+    assert {"toy", "metaworld"} <= set(available_simulators())
+    assert find_simulator("toy").__name__ == "rlinf.envs.sim.toy"
+
+
+def test_bad_names_and_options_say_what_is_near() -> None:
+    with pytest.raises(UserError, match=r"env_type='metawrld' is not a simulator \(did you mean 'metaworld'\?\)"):
+        find_simulator("metawrld")
+    with pytest.raises(UserError, match=r"env\.eval\.init_params\.image_sise .*did you mean 'image_size'"):
+        env_options(EnvConfig(env_type="toy", init_params={"image_sise": 3}), "env.eval")
+    with pytest.raises(UserError, match=r"env\.train\.init_params\.render='nice' must be one of exact, fast"):
+        env_options(EnvConfig(env_type="metaworld", init_params={"render": "nice"}))
+    with pytest.raises(UserError, match=r"env\.train\.init_params\.image_size='big' must be int"):
+        env_options(EnvConfig(env_type="metaworld", init_params={"image_size": "big"}))
+    with pytest.raises(UserError, match=r"env\.train\.task_suite_name: .*did you mean 'metaworld_50'"):
+        env_spec(EnvConfig(env_type="metaworld", task_suite_name="metaworld_5"))
+    with pytest.raises(UserError, match="camera_heights=480 and camera_widths=320 must be equal"):
+        env_spec(EnvConfig(env_type="metaworld", init_params={"camera_heights": 480, "camera_widths": 320}))
+
+
+@pytest.mark.parametrize(
+    ("suite", "tasks", "trials"),
+    [("metaworld_50", 50, 10), ("metaworld_45_ind", 45, 10), ("metaworld_45_ood", 5, 20), ("reach-v3", 1, 500)],
+)
+def test_metaworld_suites(suite: str, tasks: int, trials: int) -> None:
+    spec = env_spec(EnvConfig(env_type="metaworld", task_suite_name=suite))
+    assert len(spec.tasks) == tasks
+    assert len(spec.reset_ids["eval"]) == tasks * trials
+    assert spec.image_size == (480, 480)
+    assert spec.tasks[-1] == {"metaworld_45_ood": "hand-insert-v3", "reach-v3": "reach-v3"}.get(suite, "window-close-v3")
+
+
+def test_an_id_means_the_same_task_in_every_suite() -> None:
+    one = env_spec(EnvConfig(env_type="metaworld", task_suite_name="door-lock-v3"))
+    all_tasks = env_spec(EnvConfig(env_type="metaworld", task_suite_name="metaworld_50"))
+    assert ids_of_task(all_tasks, "demo", "door-lock-v3")[:3] == one.reset_ids["demo"][:3]
+    with pytest.raises(UserError, match="did you mean 'door-lock-v3'"):
+        ids_of_task(all_tasks, "demo", "door-lok-v3")
+
+
+def test_id_grid_orders() -> None:
+    by_task, mixed = IdGrid((0, 3), range(5, 8)), IdGrid((0, 3), range(5, 8), interleaved=True)
+    assert list(by_task) == [5, 6, 7, 3_000_005, 3_000_006, 3_000_007]
+    assert list(mixed) == [5, 3_000_005, 6, 3_000_006, 7, 3_000_007]
+    assert sorted(mixed) == sorted(by_task)
+    assert 3_000_006 in mixed
+    assert 3_000_008 not in mixed
+    assert mixed[-1] == 3_000_007
+
+
+@pytest.mark.parametrize(
+    ("num_trials", "envs", "expected"), [(-1, 4, 1000), (0, 4, 4 * 2 * 3), (0, 4000, 1000), (10, 4, 10)]
+)
+def test_eval_trials(num_trials: int, envs: int, expected: int) -> None:
+    cfg = EnvConfig(
+        env_type="toy",
+        total_num_envs=envs,
+        num_trials=num_trials,
+        max_episode_steps=20,
+        max_steps_per_rollout_epoch=40,
+        rollout_epoch=3,
+    )
+    trials = eval_trials(cfg, env_spec(cfg))
+    assert len(trials) == len(set(trials)) == expected
+    assert {t // 1_000_000 for t in trials} == {0, 1}  # both tasks, even in a subset
+
+
+def test_specs_need_neither_torch_nor_the_simulator() -> None:
+    code = (
+        "import sys; from rlinf.config.schema import EnvConfig; from rlinf.envs.spec import env_spec;"
+        "env_spec(EnvConfig(env_type='metaworld'));"
+        "print([m for m in ('torch', 'mujoco', 'metaworld', 'ray') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,78 @@
+"""Four steps in a row equal two steps, kill -9 at a random moment, resume, and on to four: bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.runs import make_runner, toy_config
+
+OVERRIDES = ["runner.max_epochs=4", "runner.save_interval=1", "env.train.auto_reset=true", "runner.resume_dir=auto"]
+
+
+def lines(folder: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def checkpoint(folder: Path, step: int = 4) -> Path:
+    return folder / "toy_ppo_compact" / "checkpoints" / f"global_step_{step}" / "actor"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    runner = make_runner(toy_config(folder, *OVERRIDES))
+    try:
+        runner.train()
+    finally:
+        runner.close()
+    return folder
+
+
+def test_kill_and_resume_equals_an_uninterrupted_run(tmp_path, uninterrupted):
+    folder = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "rlinf.cli",
+        "train",
+        "toy_ppo_compact",
+        f"runner.logger.log_path={folder}",
+        "runner.logger.logger_backends=[]",
+        *OVERRIDES,
+    ]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    while not checkpoint(folder, 2).exists() and first.poll() is None:
+        time.sleep(0.005)
+    time.sleep(random.random() * 0.5)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert checkpoint(folder, 2).exists(), first.stderr.read().decode()
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+    assert lines(folder) == lines(uninterrupted)
+    for name in ("model/model.safetensors", "optimizer.safetensors"):
+        a, b = load_file(checkpoint(folder) / name), load_file(checkpoint(uninterrupted) / name)
+        assert a.keys() == b.keys()
+        assert all(a[k].equal(b[k]) for k in a)
+
+
+def test_sigterm_saves_the_running_step_and_leaves_with_its_own_status(tmp_path):
+    command = [sys.executable, "-m", "rlinf.cli", "train", "toy_ppo_compact", "runner.max_epochs=1000"]
+    command += [f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[]"]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text():
+        assert run.poll() is None
+        time.sleep(0.02)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 143
+    saved = list((tmp_path / "toy_ppo_compact" / "checkpoints").glob("global_step_*"))
+    assert len(saved) == 1
