@@ -15,7 +15,7 @@ from pathlib import Path
 import sentencepiece
 import yaml
 
-from rlinf.models.openpi.config import SMALL_VOCAB
+from rlinf.models.openpi.architecture import SMALL_VOCAB
 from rlinf.models.openpi.tokenizer import BUNDLED
 
 REPO = Path(__file__).resolve().parent.parent

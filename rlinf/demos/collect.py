@@ -11,7 +11,6 @@ from rlinf.config.schema import CollectConfig, Config
 from rlinf.data.noise import generator
 from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.expert import Demo, DemoJob, DemoPlayer
-from rlinf.envs.sim.base import EnvSpec
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 
@@ -40,7 +39,7 @@ class _Quota:
 
 
 def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) -> Path:
-    """Play until every task has its episodes; returns the dataset folder. Failures are dropped, other ids take their place."""
+    """Play until every task has its episodes; failures are dropped and other ids tried. Returns the dataset folder."""
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
     horizon = wanted.max_steps or cfg.env.train.max_episode_steps
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
@@ -48,10 +47,9 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) ->
         with DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player:
             _play(player, writer, quotas, wanted, cfg.runner.seed, horizon, on_progress)
         failed = [q.task for q in quotas if q.kept < wanted.episodes_per_task]
-        if len(failed) == len(quotas) and not any(q.kept for q in quotas):
-            raise UserError(
-                f"no demonstration succeeded within {horizon} steps; raise collect.max_steps or lower collect.action_noise"
-            )
+        if not any(q.kept for q in quotas):
+            hint = "raise collect.max_steps or lower collect.action_noise"
+            raise UserError(f"no demonstration succeeded within {horizon} steps; {hint}")
     kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
     options = asdict(env_options(cfg.env.train))
     record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type, "options": options, "horizon": horizon}

@@ -105,7 +105,9 @@ class DemoDataset:
         files = sorted((self.folder / "data").glob("chunk-*/file-*.parquet"))
         table = pa.concat_tables(pq.read_table(file, columns=columns, memory_map=True) for file in files)
         if len(table) != self.info["total_frames"]:
-            raise UserError(f"dataset {self.folder}: {len(table)} frames, meta/info.json says {self.info['total_frames']}")
+            raise UserError(
+                f"dataset {self.folder}: {len(table)} frames, meta/info.json says {self.info['total_frames']}"
+            )
         return table
 
     def _images(self, name: str, rows: Sequence[int]) -> Tensor:
@@ -124,7 +126,9 @@ def _order_cameras(names: dict[str, Any]) -> list[str]:
     """Image features, the main camera first; videos are refused."""
     for name, feature in names.items():
         if feature["dtype"] == "video":
-            raise UserError(f"feature {name!r} is a video; only datasets with images in their parquet files can be read")
+            raise UserError(
+                f"feature {name!r} is a video; only datasets with images in their parquet files can be read"
+            )
     cameras = [name for name, feature in names.items() if feature["dtype"] == "image"]
     return sorted(cameras, key=lambda name: (name != MAIN_IMAGE, "wrist" in name, name))
 

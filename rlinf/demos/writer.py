@@ -242,7 +242,8 @@ def _column(x: Array) -> pa.Array:
 
 def _schema(names: Mapping[str, dict[str, Any]]) -> pa.Schema:
     """Arrow types of the data files, with the description that the `datasets` package reads."""
-    fields, described = [], {}
+    fields: list[pa.Field] = []
+    described: dict[str, Any] = {}
     for name, feature in names.items():
         dtype, length = feature["dtype"], feature["shape"][0]
         if dtype == "image":
@@ -263,15 +264,14 @@ def _schema(names: Mapping[str, dict[str, Any]]) -> pa.Schema:
 def _task_table(tasks: Mapping[str, int]) -> pa.Table:
     """Task sentences as the pandas index of their numbers, which is how the layout keys them."""
     index = "__index_level_0__"
+    columns: list[dict[str, str | None]] = [
+        {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
+        {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object"},
+    ]
     described = {
         "index_columns": [index],
         "column_indexes": [],
-        "columns": [
-            {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"},
-            {"name": None, "field_name": index, "pandas_type": "unicode", "numpy_type": "object"},
-        ],
+        "columns": [column | {"metadata": None} for column in columns],
     }
-    for column in described["columns"]:
-        column["metadata"] = None
     table = pa.table({"task_index": pa.array(tasks.values(), pa.int64()), index: pa.array(tasks, pa.string())})
     return table.replace_schema_metadata({"pandas": json.dumps(described)})

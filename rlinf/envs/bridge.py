@@ -38,7 +38,9 @@ class Bridge:
     def to_env(self, actions: torch.Tensor) -> torch.Tensor:
         """Convert actions f32 [B, C, A_policy] to f32 [B, C, A_env]."""
         if actions.shape[-1] != self.policy.action_dim:
-            raise ValueError(f"actions have {actions.shape[-1]} columns, the policy's spec says {self.policy.action_dim}")
+            raise ValueError(
+                f"actions have {actions.shape[-1]} columns, the policy's spec says {self.policy.action_dim}"
+            )
         actions = actions[..., self.columns]  # advanced indexing copies
         if self.env.gripper == "sign":
             gripper = actions[..., -1]

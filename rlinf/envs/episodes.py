@@ -29,10 +29,9 @@ class Episode:
     waiting: bool = True  # ended (or never begun) and not reset: nothing is simulated
     on_stage: bool = False  # whether its scene still holds this episode
 
-    def begin(self, number: int, reset_id: int) -> None:
-        """Forget the last episode and start another."""
-        env_id = self.env_id
-        self.__init__(env_id, number, reset_id, waiting=False, on_stage=True)  # type: ignore[misc]
+    def next(self, number: int, reset_id: int) -> Episode:
+        """A new episode of the same env."""
+        return Episode(self.env_id, number, reset_id, waiting=False, on_stage=True)
 
     def advance(self, levels: Sequence[float], success: Sequence[bool], *, relative: bool) -> list[float]:
         """Count the executed steps of a chunk and return their rewards: levels, or differences of levels."""

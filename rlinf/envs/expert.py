@@ -12,7 +12,7 @@ from rlinf.config.schema import EnvConfig
 from rlinf.envs.fleet import scene_arrays
 from rlinf.envs.sim.base import EnvSpec
 from rlinf.envs.spec import env_options, find_simulator
-from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorError, SimulatorFault, command_scenes
+from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, SimulatorError, command_scenes
 from rlinf.errors import UserError
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
@@ -138,7 +138,7 @@ class DemoPlayer:
         replies = {}
         scenes = {process: [(0, arguments)] for process, arguments in work.items()}
         for process, reply in command_scenes(command, scenes, self._deadline_s).items():
-            if isinstance(reply, SimulatorFault):
+            if isinstance(reply, SimulatorDiedError):
                 raise SimulatorError(str(reply))
             assert isinstance(reply, ScenesReply)
             if reply.failed:

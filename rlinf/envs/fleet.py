@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rlinf.envs.sim.base import EnvSpec
-from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorError, SimulatorFault, command_scenes
+from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, SimulatorError, command_scenes
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ class Fleet:
                 self._processes[-1].start()
             for process in self._processes:
                 process.wait_ready()
+        except SimulatorDiedError as fault:
+            self.close()
+            raise SimulatorError(str(fault)) from None
         except BaseException:
             self.close()
             raise
@@ -126,14 +130,14 @@ class Fleet:
                 gone |= set(self.rows[p])
         return dict(sorted(replies.items())), gone
 
-    def _restart(self, p: int, fault: SimulatorFault) -> None:
+    def _restart(self, p: int, fault: SimulatorDiedError) -> None:
         self._count_failure(p, self.rows[p], str(fault))
         while True:
             try:
                 self._processes[p].start()
                 self._processes[p].wait_ready()
                 return
-            except SimulatorFault as again:
+            except SimulatorDiedError as again:
                 self._count_failure(p, self.rows[p], str(again))
 
     def _count_failure(self, p: int, rows: Sequence[int], what: str) -> None:
@@ -151,7 +155,7 @@ class Fleet:
 def split_evenly(count: int, parts: int) -> list[range]:
     """Ranges of neighbours whose sizes differ by at most one."""
     edges = [count * i // parts for i in range(parts + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(edges)]
 
 
 def scene_arrays(
@@ -170,7 +174,7 @@ def scene_arrays(
     if spec.state_dim:
         arrays["states"] = ("float32", (scenes, spec.state_dim))
     if critic_state and spec.critic_state_dim:
-        arrays["critic_state"] = ("float32", (scenes, spec.critic_state_dim))
+        arrays["critic_state"] = ("float32", (scenes, spec.critic_state_dim - 1))  # VecEnv adds the elapsed share
     if recorded:
         arrays["frames"] = ("uint8", (recorded, chunk_size, *spec.image_size, 3))
     return arrays

@@ -47,7 +47,7 @@ def env_options(cfg: EnvConfig, where: str = "env.train") -> Any:
         path = f"{where}.init_params.{key}"
         if key not in names:
             raise UserError(
-                f"{path} is not an option of simulator {cfg.env_type!r}{_nearest(key, names)}; known: {', '.join(names)}"
+                f"{path} is not an option of {cfg.env_type!r}{_nearest(key, names)}; known: {', '.join(names)}"
             )
         if not _fits(value, types_by_name[key]):
             raise UserError(f"{path}={value!r} must be {_type_name(types_by_name[key])}")

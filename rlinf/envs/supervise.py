@@ -28,7 +28,7 @@ CLOSE_DEADLINE_S = 5.0
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]  # array name -> dtype, shape
 
 
-class SimulatorFault(RuntimeError):
+class SimulatorDiedError(RuntimeError):
     """One simulator process died, hung or answered nonsense; the text says which and shows what it printed last."""
 
 
@@ -81,12 +81,14 @@ class SimProcess:
 
     def start(self) -> None:
         """Launch the child without waiting for it; `wait_ready` does."""
-        environment = dict(os.environ, OMP_NUM_THREADS="1", LP_NUM_THREADS="0")
+        environment = {"LP_NUM_THREADS": "1"} | dict(os.environ, OMP_NUM_THREADS="1")  # one core per process
         if self._python is not None:
             environment.pop("PYTHONPATH", None)  # another interpreter must not see this one's packages
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self._pending = bytearray()
         fd = self._file.fileno()
+        if self._python is not None and not os.access(self._python, os.X_OK):
+            raise UserError(f"python={self._python!r} of simulator {self._simulator!r} is not an executable file")
         self._process = subprocess.Popen(
             [self._python or sys.executable, str(SIM_DIR / "child.py")],
             stdin=subprocess.PIPE,
@@ -113,13 +115,13 @@ class SimProcess:
     def wait_ready(self) -> None:
         """Until the child has imported its simulator; what is missing on this machine becomes a UserError."""
         reply = exchange({self: None}, START_DEADLINE_S)[self]
-        if isinstance(reply, SimulatorFault):
+        if isinstance(reply, SimulatorDiedError):
             raise reply
         if "missing_module" in reply:
             self.kill()
             raise UserError(
                 f"simulator {self._simulator!r} needs the Python package {reply['missing_module']!r} in "
-                f"{self._python or sys.executable}; install it with: pip install -r requirements/envs/{self._simulator}.txt"
+                f"{self._python or sys.executable}; pip install -r requirements/envs/{self._simulator}.txt"
             )
         if "setup" in reply:
             self.kill()
@@ -128,7 +130,7 @@ class SimProcess:
             raise self.fault(f"failed to start: {reply.get('error', reply)}")
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue one message; raises SimulatorFault when the child is gone or does not read."""
+        """Queue one message; raises SimulatorDiedError when the child is gone or does not read."""
         assert self._process is not None
         assert self._process.stdin is not None
         body = json.dumps(message).encode()
@@ -168,13 +170,13 @@ class SimProcess:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def fault(self, what: str) -> SimulatorFault:
+    def fault(self, what: str) -> SimulatorDiedError:
         """End the child and describe what it did, with the last lines it printed."""
         self.kill()
         assert self._process is not None
         text = f"simulator {self._simulator!r} process {self.name} {what} (exit status {self._process.returncode})"
         tail = self.stderr_tail()
-        return SimulatorFault(f"{text}; it printed:\n{tail}" if tail else text)
+        return SimulatorDiedError(f"{text}; it printed:\n{tail}" if tail else text)
 
     def stderr_tail(self, num_bytes: int = 2000) -> str:
         """The end of what the child printed."""
@@ -197,20 +199,21 @@ class SimProcess:
             try:
                 self.send({"command": "close"})
                 self._process.wait(CLOSE_DEADLINE_S)
-            except (SimulatorFault, subprocess.TimeoutExpired):
+            except (SimulatorDiedError, subprocess.TimeoutExpired):
                 pass
         self.kill()
         self._process = None
         self.arrays = {}
+        del self._memory  # unmapped when the last array is gone
         self._file.close()
 
 
 def mapped_file(size: int) -> Any:
-    """An unnamed file of `size` reserved bytes: in memory where there is room, else on disk; nothing is ever left behind."""
+    """An unnamed file of `size` reserved bytes, in memory where there is room, else on disk: nothing is left behind."""
     for folder in ("/dev/shm", None):
         if folder is not None and not os.access(folder, os.W_OK):
             continue
-        file = tempfile.TemporaryFile(dir=folder)
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (returned)
         try:
             os.posix_fallocate(file.fileno(), 0, size)  # running out later would be a bus error, not an exception
             return file
@@ -223,12 +226,12 @@ def mapped_file(size: int) -> Any:
 
 def exchange(
     messages: Mapping[SimProcess, Mapping[str, Any] | None], deadline_s: float
-) -> dict[SimProcess, dict[str, Any] | SimulatorFault]:
+) -> dict[SimProcess, dict[str, Any] | SimulatorDiedError]:
     """Send every message first, then wait for all answers (None sends nothing and only waits).
 
     The deadline counts from the last sign of life of each process: children report after every scene.
     """
-    answers: dict[SimProcess, dict[str, Any] | SimulatorFault] = {}
+    answers: dict[SimProcess, dict[str, Any] | SimulatorDiedError] = {}
     due: dict[SimProcess, float] = {}
     with selectors.DefaultSelector() as selector:
         for process, message in messages.items():
@@ -237,28 +240,29 @@ def exchange(
                     process.send(message)
                 selector.register(process.stdout_fd, selectors.EVENT_READ, process)
                 due[process] = time.monotonic() + deadline_s
-            except SimulatorFault as fault:
+            except SimulatorDiedError as fault:
                 answers[process] = fault
-        while due:
-            for key, _ in selector.select(max(0.0, min(due.values()) - time.monotonic())):
-                process = key.data
-                due[process] = time.monotonic() + deadline_s
-                try:
-                    arrived = process.receive()
-                except SimulatorFault as fault:
-                    selector.unregister(key.fd)
-                    del due[process]
-                    answers[process] = fault
-                    continue
-                for message in arrived:
-                    if "progress" not in message:
+        try:
+            while due:
+                for key, _ in selector.select(max(0.0, min(due.values()) - time.monotonic())):
+                    process = key.data
+                    due[process] = time.monotonic() + deadline_s
+                    try:
+                        final = [m for m in process.receive() if "progress" not in m]
+                    except SimulatorDiedError as fault:
+                        final = [fault]
+                    if final:
+                        answers[process] = final[0]
                         selector.unregister(key.fd)
                         del due[process]
-                        answers[process] = message
-            for process in [p for p, t in due.items() if t <= time.monotonic()]:
-                selector.unregister(process.stdout_fd)
-                del due[process]
-                answers[process] = process.fault(f"gave no sign of life for {deadline_s:g} s")
+                for process in [p for p, t in due.items() if t <= time.monotonic()]:
+                    selector.unregister(process.stdout_fd)
+                    del due[process]
+                    answers[process] = process.fault(f"gave no sign of life for {deadline_s:g} s")
+        except BaseException:  # interrupted: the answers still to come would be taken for those of the next command
+            for process in due:
+                process.kill()
+            raise
     return answers
 
 
@@ -266,17 +270,17 @@ def command_scenes(
     command: str,
     scenes: Mapping[SimProcess, Sequence[tuple[int, Mapping[str, Any]]]],
     deadline_s: float,
-) -> dict[SimProcess, ScenesReply | SimulatorFault]:
+) -> dict[SimProcess, ScenesReply | SimulatorDiedError]:
     """Run one command on scenes of several processes at once: process -> [(scene, arguments)]."""
-    messages = {p: {"command": command, "scenes": [[i, dict(a)] for i, a in work]} for p, work in scenes.items() if work}
-    replies: dict[SimProcess, ScenesReply | SimulatorFault] = {}
+    messages = {
+        p: {"command": command, "scenes": [[i, dict(a)] for i, a in work]} for p, work in scenes.items() if work
+    }
+    replies: dict[SimProcess, ScenesReply | SimulatorDiedError] = {}
     for process, answer in exchange(messages, deadline_s).items():
-        if isinstance(answer, SimulatorFault):
+        if isinstance(answer, SimulatorDiedError):
             replies[process] = answer
         else:
             replies[process] = ScenesReply(
                 {int(k): v for k, v in answer["replies"].items()}, {int(k): v for k, v in answer["failed"].items()}
             )
     return replies
-
-

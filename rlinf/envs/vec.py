@@ -30,7 +30,7 @@ __all__ = ["VecEnv", "eval_trials"]
 class VecEnv:
     """`num_envs` environments, numbered from `first_env` over all workers and stages.
 
-    Train: `reset()` begins the next episode everywhere; an ended episode waits for it, or restarts at the chunk end with
+    Train: `reset()` begins the next episode everywhere; an ended one waits for it, or restarts at the chunk end with
     auto_reset. Eval: each env plays its share of `trials` one after another, whatever auto_reset says, until `done`.
     """
 
@@ -52,6 +52,8 @@ class VecEnv:
             raise ValueError("mode='eval' needs trials: the held-out reset ids to play")
         if mode == "train" and (first_env % cfg.group_size or num_envs % cfg.group_size):
             raise UserError(f"num_envs={num_envs} from env {first_env} splits a group of group_size={cfg.group_size}")
+        if critic_state and not spec.critic_state_dim:
+            raise UserError(f"suite {spec.suite!r} offers no privileged state for a critic")
         self.cfg, self.spec, self.mode, self.seed = cfg, spec, mode, seed
         self.num_envs, self.chunk_size = num_envs, chunk_size
         self._critic_state, self._video = critic_state, video
@@ -244,8 +246,8 @@ class VecEnv:
                 number = episode.number if replayed else episode.number + 1
                 if isinstance(self._ids, EvalIds) and number >= self._ids.count(episode.env_id):
                     continue
-                episode.begin(number, self._ids.pick(episode.env_id, number))
-                work[row] = {"reset_id": episode.reset_id}
+                self._episodes[row] = episode.next(number, self._ids.pick(episode.env_id, number))
+                work[row] = {"reset_id": self._episodes[row].reset_id}
             replies, gone = self._fleet.command("reset", work)
             for row, reply in replies.items():
                 self._episodes[row].task, self._episodes[row].description = reply["task"], reply["description"]
@@ -304,10 +306,9 @@ class VecEnv:
             return torch.from_numpy(self._fleet.gather(name, rows))
 
         critic_state = None
-        if self._critic_state:  # f32 [B, K + 1]: what the simulator shows, and the share of the episode that has passed
+        if self._critic_state:  # f32 [B, K]: what the simulator shows, and the share of the episode that has passed
             elapsed = [[self._episodes[row].elapsed / self.cfg.max_episode_steps] for row in rows]
-            shown = [read("critic_state")] if self.spec.critic_state_dim else []
-            critic_state = torch.cat([*shown, torch.tensor(elapsed)], dim=1)
+            critic_state = torch.cat([read("critic_state"), torch.tensor(elapsed)], dim=1)
         return Observation(
             images=read("images"),
             wrist_images=read("wrist_images") if self.spec.num_wrist_images else None,

@@ -13,15 +13,14 @@ from rlinf.config.schema import VideoConfig
 from rlinf.errors import UserError
 
 # 3x5 letters: five rows of three bits, as octal digits
-_GLYPHS = dict(
-    zip(
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.:/_=+%",
-        "25755 65656 34443 65556 74647 74644 34553 55755 72227 11152 55655 44447 57755 65555 25552 65644 25563 65655 "
-        "34216 72222 55557 55522 55775 55255 55222 71247 75557 26227 61247 61216 55711 74616 34652 71222 25252 25316 "
-        "00700 00002 02020 11244 00007 07070 02720 51245".split(),
-        strict=True,
-    )
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-.:/_=+%"
+_ROWS = (
+    "2575565656344436555674647746443455355755722271115255655444475775565555255526564425563656553421672222"
+    "5555755522557755525555222712477555726227612476121655711746163465271222252522531600700000020202011244"
+    "00007070700272051245"
 )
+_GLYPHS = {letter: _ROWS[5 * i : 5 * i + 5] for i, letter in enumerate(_LETTERS)}
+MIN_TILE = 128  # pixels: smaller images are enlarged so that captions can be read
 
 
 class VideoRecorder:
@@ -41,11 +40,11 @@ class VideoRecorder:
     def write(self, frames: Sequence[np.ndarray | None], captions: Sequence[Sequence[str]]) -> None:
         """One moment: an image u8 [H, W, 3] per env with its caption lines; None keeps an env's last image."""
         if not self._tiles:
-            size = next(f.shape for f in frames if f is not None)
-            self._tiles = [np.zeros(size, np.uint8) for _ in frames]
+            blank = np.zeros_like(enlarge(next(f for f in frames if f is not None)))
+            self._tiles = [blank for _ in frames]
         for i, frame in enumerate(frames):
             if frame is not None:
-                self._tiles[i] = draw_lines(frame, captions[i]) if self._captions_wanted else frame.copy()
+                self._tiles[i] = draw_lines(enlarge(frame), captions[i] if self._captions_wanted else ())
         self._encode(tile(self._tiles))
 
     def flush(self) -> None:
@@ -89,12 +88,18 @@ def tile(images: Sequence[np.ndarray]) -> np.ndarray:
     return grid
 
 
+def enlarge(image: np.ndarray) -> np.ndarray:
+    """A small image by a whole factor, to at least MIN_TILE pixels."""
+    factor = -(-MIN_TILE // min(image.shape[:2]))
+    return image.repeat(factor, 0).repeat(factor, 1) if factor > 1 else image
+
+
 def draw_lines(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
     """A copy of the image with lines of capitals on a darkened band at its top; what does not fit is cut."""
     image = image.copy()
     scale = max(1, image.shape[1] // 128)
-    band = image[: (6 * len(lines) + 1) * scale]
-    band[:] = band // 3
+    if lines:
+        image[: (6 * len(lines) + 1) * scale] //= 3
     for n, line in enumerate(lines):
         for i, character in enumerate(line.upper()):
             bits = _GLYPHS.get(character)

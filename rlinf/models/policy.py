@@ -39,7 +39,7 @@ class Policy(nn.Module):
     ) -> PolicyEval:
         """Log-probs (and values, entropy) of stored actions under the current weights, with gradients.
 
-        At unchanged weights it returns predict's numbers. `cache` holds the rows of PolicyOutput.cache when they were kept.
+        At unchanged weights it returns predict's numbers. `cache` holds rows of PolicyOutput.cache, where kept.
         """
         raise NotImplementedError
 
@@ -47,12 +47,15 @@ class Policy(nn.Module):
         """Critic value f32 [B, V] without sampling an action; no gradients."""
         raise NotImplementedError
 
-    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise) -> torch.Tensor:
-        """Imitation loss, a scalar with gradients, for expert action chunks f32 [B, C, A] in env units."""
+    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise, draws: int = 1) -> torch.Tensor:
+        """Imitation loss, a scalar with gradients, for expert action chunks f32 [B, C, A] in env units.
+
+        A model that adds noise to its targets averages over `draws` draws per row.
+        """
         raise NotImplementedError
 
     def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
-        """Set the normalisation statistics from a data set (states [M, S], actions [M, A]); saved beside the weights."""
+        """Set the normalisation statistics from data (states [M, S], actions [M, A]); saved beside the weights."""
         raise NotImplementedError
 
     def set_global_step(self, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,11 @@ def test_flags_of_the_four_ways_to_end(
 ) -> None:
     steps = play(make(auto_reset=auto_reset, ignore_terminations=ignore), 4, half_expert)
     row = EnvStep.cat([s[0:1] for s in steps])
-    assert (int(row.terminated.sum()) >= terminated) if auto_reset and not ignore else int(row.terminated.sum()) == terminated
+    assert (
+        (int(row.terminated.sum()) >= terminated)
+        if auto_reset and not ignore
+        else int(row.terminated.sum()) == terminated
+    )
     assert int(row.truncated.sum()) == truncated
     count = int(row.valid.sum())
     assert {
@@ -133,7 +138,7 @@ def test_ignoring_terminations_keeps_both_success_measures(make: Make) -> None:
         return actions if step.obs.critic_state[0, -1] < 0.5 else -torch.ones_like(actions)  # type: ignore[index]
 
     env = make(1, ignore_terminations=True, max_episode_steps=16)
-    record = [r for s in play(env, 4, leave) for r in s.episodes][0]
+    record = next(r for s in play(env, 4, leave) for r in s.episodes)
     assert (record.steps, record.success_once, record.success_at_end) == (16, True, False)
     assert record.episode_return == 0.0  # relative reward: +1 when reached, -1 when left
 
@@ -191,7 +196,7 @@ def test_ordered_and_fixed_ids(make: Make) -> None:
 
 
 def test_evaluation_plays_every_trial_once(make: Make) -> None:
-    env = make(3, mode="eval", num_trials=7, ignore_terminations=True, num_processes=2)
+    env = make(3, mode="eval", num_trials=7, ignore_terminations=True, num_processes=2, python=sys.executable)
     step, records = env.reset(), []
     assert not env.done
     while not env.done:
@@ -252,4 +257,4 @@ def test_video_holds_every_step_of_the_first_envs(make: Make, tmp_path: Path) ->
         frames = [f.to_ndarray(format="rgb24") for f in file.decode(video=0)]
         assert file.streams.video[0].average_rate == 10
     assert len(frames) == 1 + 12
-    assert frames[0].shape == (32, 64, 3)  # two tiles in a row
+    assert frames[0].shape == (128, 256, 3)  # two tiles in a row, enlarged

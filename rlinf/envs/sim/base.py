@@ -31,7 +31,7 @@ TASK_STRIDE = 1_000_000  # reset id = task number * TASK_STRIDE + layout seed
 class IdGrid(Sequence[int]):
     """The reset ids of some tasks x a range of layout seeds, without writing them out.
 
-    Order: task by task, or `interleaved` (every task once, then the next layout) so that any run of ids mixes the tasks.
+    Order: task by task, or `interleaved` (every task once, then the next layout) so that any run of ids mixes tasks.
     """
 
     tasks: tuple[int, ...]  # task numbers in the order of EnvSpec.tasks
@@ -76,7 +76,7 @@ class EnvSpec:
     control_hz: float
     num_wrist_images: int = 0
     wrist_image_size: tuple[int, int] = (0, 0)
-    critic_state_dim: int = 0  # privileged state for an asymmetric critic; 0: the simulator offers none
+    critic_state_dim: int = 0  # a critic's privileged columns, the last being the share of the episode passed; 0: none
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Simulator(Protocol):
 
 
 class Expert(Protocol):
-    """A scripted policy that may look into the simulator; success is judged by the benchmark's own oracle, never by it."""
+    """A scripted policy that may look into the simulator; success is judged by the benchmark, never by it."""
 
     def act(self, sim: Any) -> Array:
         """One action f32 [A] for the scene's current state."""

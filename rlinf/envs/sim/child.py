@@ -96,7 +96,7 @@ class Worker:
         return reply
 
     def demo_steps(self, scene: int, steps: int) -> dict[str, Any]:
-        """Up to `steps` expert steps (stops at success); each row: what was seen, the clean label, what was executed."""
+        """Up to `steps` expert steps, fewer at success; a row is what was seen, the clean label, what was executed."""
         arrays, demo, sim = self.arrays, self.demo, self.scenes[scene]
         for i in range(steps):
             seen = sim.observe()

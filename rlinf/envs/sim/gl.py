@@ -21,7 +21,9 @@ def choose_backend(wanted: str) -> str:
         if wanted not in ("egl", "osmesa"):
             wanted = "egl" if egl_works() else "osmesa"
             if wanted == "osmesa" and not osmesa_found():
-                raise SetupError(f"no headless OpenGL library was found; install one with: {OSMESA_LINE} (or: {EGL_LINE})")
+                raise SetupError(
+                    f"no headless OpenGL library was found; install one with: {OSMESA_LINE} (or: {EGL_LINE})"
+                )
     if wanted == "egl" and not egl_works():
         raise SetupError(f"gl=egl, but libEGL is missing or offers no device; install it with: {EGL_LINE}")
     if wanted == "osmesa" and not osmesa_found():

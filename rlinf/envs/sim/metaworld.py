@@ -39,20 +39,20 @@ class Options:
     """`init_params` of MetaWorld."""
 
     task_suite_name: str = "metaworld_50"
-    """metaworld_50, metaworld_45_ind (ML45 train tasks), metaworld_45_ood (ML45 test tasks) or one task such as reach-v3."""
+    """metaworld_50, metaworld_45_ind (ML45 train tasks), metaworld_45_ood (ML45 test tasks) or one task: reach-v3."""
     image_size: int = 480
     """Pixels of the square camera image."""
     camera_heights: int | None = None
     camera_widths: int | None = None
     """The guides' names for image_size; both must be equal."""
     render: Literal["exact", "fast"] = "exact"
-    """exact is MuJoCo's default quality, as published checkpoints saw it; fast has no shadows, multisampling or reflections."""
+    """exact is MuJoCo's default quality, as published policies saw; fast drops shadows, antialiasing, reflections."""
     decimate: bool | None = None
-    """Draw meshes with fewer triangles (physics keeps the originals); null does so for fast images of 128 pixels or less."""
+    """Draw meshes with fewer triangles (physics keeps the originals); null does so for fast images up to 128 pixels."""
     gl: Literal["auto", "egl", "osmesa"] = "auto"
     """Headless back end; auto takes EGL when a device answers, else OSMesa."""
     max_loaded_tasks: int = 0
-    """Tasks kept in memory per process (about 100-200 MB each); 0 keeps as many as the process has scenes, at least 4."""
+    """Tasks kept in memory per process (100-200 MB each); 0 keeps as many as the process has scenes, at least 4."""
 
     def __post_init__(self) -> None:
         if self.task_suite_name not in TRIALS_PER_TASK and self.task_suite_name not in all_tasks():
@@ -60,11 +60,11 @@ class Options:
             close = difflib.get_close_matches(self.task_suite_name, known, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ValueError(
-                f"task_suite_name={self.task_suite_name!r} must be {', '.join(TRIALS_PER_TASK)} or a MetaWorld task{hint}"
+                f"task_suite_name={self.task_suite_name!r} must be {', '.join(TRIALS_PER_TASK)} or one task{hint}"
             )
         if self.camera_heights != self.camera_widths:
             raise ValueError(
-                f"camera_heights={self.camera_heights} and camera_widths={self.camera_widths} must be equal: images are square"
+                f"camera_heights={self.camera_heights} and camera_widths={self.camera_widths} must be equal: a square"
             )
         if self.size < 16:
             raise ValueError(f"image_size={self.size} must be at least 16")
@@ -110,7 +110,7 @@ def spec(options: Options) -> EnvSpec:
             "eval": IdGrid(numbers, range(trials)),
         },
         control_hz=80.0,
-        critic_state_dim=39,
+        critic_state_dim=39 + 1,
     )
 
 
@@ -176,10 +176,12 @@ class Scene(ReplayState):
         return self._take_stage().policy
 
     def close(self) -> None:
-        """Leave the stage; its task stays in memory for other scenes."""
+        """Leave the stage; its task stays in memory for other scenes, the last scene turns off the light."""
         if self._stage is not None and self._stage.owner is self:
             self._stage.owner = None
         self._stages.num_scenes -= 1
+        if self._stages.num_scenes == 0:
+            self._stages.clear()
 
     def leave_stage(self) -> None:
         """Called by whoever wants the stage next."""

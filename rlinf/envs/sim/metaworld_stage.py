@@ -1,7 +1,7 @@
 """One MetaWorld task in memory: its environment object, its renderer, and the scenes that take turns on it.
 
-A MjModel with its meshes costs tens of megabytes and a GL context over a hundred, so a process keeps one stage per task.
-A scene that is not on stage is a `Snapshot` of a few kilobytes. This file imports MuJoCo; only `Scene` imports this file.
+A MjModel with its meshes costs tens of megabytes and a GL context over a hundred: a process keeps one stage per task.
+A scene that is not on stage is a `Snapshot` of a few kilobytes. Imports MuJoCo, so only `Scene` imports this file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mujoco
 import numpy as np
@@ -44,14 +44,14 @@ class Stage:
     def __init__(self, task: str, options: Options) -> None:
         self.task, self.options = task, options
         self.number = all_tasks().index(task)
-        self.env = ALL_V3_ENVIRONMENTS[task]()
+        self.env: Any = ALL_V3_ENVIRONMENTS[task]()
         self.env._set_task_called = True
         self.env._partially_observable = False  # the goal is part of the 39-d observation, as experts expect
         self.env.__dict__.pop("sawyer_observation_space", None)  # cached for the other observability
         self.model, self.data = self.env.model, self.env.data
         self.model.cam_pos[CAMERA] = CAMERA_POS
         self.owner: Any = None
-        self.policy = ENV_POLICY_MAP[task]()
+        self.policy = cast(Any, ENV_POLICY_MAP[task])()
         self._renderer: mujoco.Renderer | None = None
         self._fresh: OrderedDict[int, Snapshot] = OrderedDict()
 
@@ -168,6 +168,12 @@ class Stages:
         self._stages.move_to_end(key)
         return self._stages[key]
 
+    def clear(self) -> None:
+        """Free every task."""
+        for stage in self._stages.values():
+            stage.close()
+        self._stages.clear()
+
 
 STAGES = Stages()
 
@@ -184,7 +190,7 @@ def _patched(env: Any, **methods: Any) -> Iterator[None]:
 
 
 def _belongs_to_episode(value: Any) -> bool:
-    """Plain values and arrays; not the model, and not arrays that look into MuJoCo's memory (those follow the state)."""
+    """Plain values and arrays; not the model, nor arrays that look into MuJoCo's memory (those follow the state)."""
     if isinstance(value, np.ndarray):
         while isinstance(value.base, np.ndarray):
             value = value.base

@@ -34,9 +34,9 @@ class Options:
     fault_at: Literal["reset", "step"] = "step"
     """Test hook: where it does."""
     fault_file: str = ""
-    """Test hook: one byte is appended per fault; needed to count them across restarts."""
+    """Test hook: <fault_file>.0, .1, ... are created one per fault, which counts them across processes and restarts."""
     fault_times: int = 1
-    """Test hook: no more faults once fault_file holds this many bytes."""
+    """Test hook: how many faults there are."""
 
     def __post_init__(self) -> None:
         if self.task_suite_name not in SUITES:
@@ -63,7 +63,7 @@ def spec(options: Options) -> EnvSpec:
             "eval": IdGrid(numbers, range(500)),
         },
         control_hz=10.0,
-        critic_state_dim=4,
+        critic_state_dim=4 + 1,
     )
 
 
@@ -141,10 +141,8 @@ class Scene(ReplayState):
         o = self.options
         if o.fault == "none" or o.fault_at != place:
             return
-        if os.path.exists(o.fault_file) and os.path.getsize(o.fault_file) >= o.fault_times:
+        if not any(_created(f"{o.fault_file}.{i}") for i in range(o.fault_times)):
             return
-        with open(o.fault_file, "ab") as marks:
-            marks.write(b"x")
         if o.fault == "crash":
             os.kill(os.getpid(), 9)
         if o.fault == "hang":
@@ -153,6 +151,15 @@ class Scene(ReplayState):
             raise RuntimeError("toy fault on request")
         if o.fault == "nan":
             self.agent = np.full(2, np.nan)
+
+
+def _created(path: str) -> bool:
+    """Create the file, unless it is there."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 class Expert:

@@ -26,28 +26,40 @@ class KeyValue(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """Cosines and sines of the rotary embedding: [B, 1, S, E / 2]."""
+    """Cosines and sines of the rotary embedding: [B, S, 1, E / 2]."""
 
     cos: Tensor
     sin: Tensor
 
 
+class Frame(NamedTuple):
+    """What all layers of a call share: rotations, and the bias on attention scores (None: everything is visible)."""
+
+    rope: Rope
+    bias: Tensor | None
+
+
 def rope(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rope:
     """Rotation angles for positions i64 [B, S]; computed in fp32."""
     half = torch.arange(head_dim // 2, device=positions.device, dtype=torch.float32)
-    angles = positions[:, None, :, None].float() * ROPE_BASE ** (-2.0 * half / head_dim)
+    angles = positions[:, :, None, None].float() * ROPE_BASE ** (-2.0 * half / head_dim)
     return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def rotate(x: Tensor, r: Rope) -> Tensor:
-    """Apply the half-split rotation to [B, heads, S, E]."""
+    """Apply the half-split rotation to [B, S, heads, E]."""
     a, b = x.chunk(2, -1)
-    return torch.cat((a * r.cos - b * r.sin, b * r.cos + a * r.sin), -1)
+    return torch.cat((torch.addcmul(a * r.cos, b, r.sin, value=-1.0), torch.addcmul(b * r.cos, a, r.sin)), -1)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Boolean visibility (True: may attend) as the bias added to attention scores."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, MASKED)
+
+
+def _rms(x: Tensor) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
 class RMSNorm(nn.Module):
@@ -58,8 +70,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        out = F.rms_norm(x.float(), x.shape[-1:], 1.0 + self.weight.float(), NORM_EPS)
-        return out.to(x.dtype), None
+        return (_rms(x) * (1.0 + self.weight.float())).to(x.dtype), None
 
 
 class AdaRMSNorm(nn.Module):
@@ -72,12 +83,15 @@ class AdaRMSNorm(nn.Module):
     def forward(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert cond is not None
         scale, shift, gate = self.dense(cond.to(self.dense.weight.dtype))[:, None].chunk(3, -1)  # each [B, 1, W]
-        out = F.rms_norm(x.float(), x.shape[-1:], None, NORM_EPS) * (1.0 + scale.float()) + shift.float()
+        out = torch.addcmul(shift.float(), _rms(x), 1.0 + scale.float())
         return out.to(x.dtype), gate.to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Attention with shared key/value heads; weights only, the block drives it."""
+    """Attention whose query heads share few key/value heads; weights only, the block drives it.
+
+    The R = heads / G query heads of a group become extra query rows, so that keys and values are never copied per head.
+    """
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -87,29 +101,19 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
 
-    def queries(self, x: Tensor, r: Rope) -> Tensor:
-        """[B, S, W] -> rotated [B, heads, S, E]."""
-        return rotate(self._split(self.q_proj(x), self.heads), r)
-
     def key_value(self, x: Tensor, r: Rope) -> KeyValue:
         """[B, S, W] -> keys (rotated) and values [B, G, S, E]."""
-        return KeyValue(
-            rotate(self._split(self.k_proj(x), self.kv_heads), r), self._split(self.v_proj(x), self.kv_heads)
-        )
+        k, v = (p(x).view(*x.shape[:2], self.kv_heads, self.head_dim) for p in (self.k_proj, self.v_proj))
+        return KeyValue(rotate(k, r).transpose(1, 2), v.transpose(1, 2))
 
-    def forward(self, q: Tensor, kv: KeyValue, bias: Tensor | None) -> Tensor:
-        """Attend and merge the heads: [B, S, W]."""
-        k, v = (self._share(t) for t in kv)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-    def _split(self, x: Tensor, heads: int) -> Tensor:
-        return x.view(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
-
-    def _share(self, x: Tensor) -> Tensor:
-        if self.kv_heads == 1:
-            return x.expand(-1, self.heads, -1, -1)
-        return x.repeat_interleave(self.heads // self.kv_heads, 1)
+    def forward(self, x: Tensor, r: Rope, kv: KeyValue, bias: Tensor | None) -> Tensor:
+        """Queries of x [B, S, W] on kv, heads merged: [B, S, W]; bias [B or 1, 1, S * R or 1, P + S]."""
+        b, s, _ = x.shape
+        q = rotate(self.q_proj(x).view(b, s, self.heads, self.head_dim), r)
+        q = q.view(b, s, self.kv_heads, -1, self.head_dim).transpose(1, 2).reshape(b, self.kv_heads, -1, self.head_dim)
+        out = F.scaled_dot_product_attention(q, kv.k, kv.v, attn_mask=bias)  # [B, G, S * R, E]
+        out = out.view(b, self.kv_heads, s, -1, self.head_dim).transpose(1, 2)
+        return self.o_proj(out.reshape(b, s, -1))
 
 
 class Mlp(nn.Module):
@@ -147,7 +151,7 @@ class Block(nn.Module):
         h, gate = self.input_layernorm(x, cond)
         own = self.self_attn.key_value(h, r)
         kv = own if past is None else KeyValue(torch.cat((past.k, own.k), 2), torch.cat((past.v, own.v), 2))
-        x = _residual(x, self.self_attn(self.self_attn.queries(h, r), kv, bias), gate)
+        x = _residual(x, self.self_attn(h, r, kv, bias), gate)
         h, gate = self.post_attention_layernorm(x, cond)
         return _residual(x, self.mlp(h), gate), own
 
@@ -172,7 +176,7 @@ class Gemma(nn.Module):
         adaptive: bool = False,
     ) -> None:
         super().__init__()
-        self.head_dim = head_dim
+        self.head_dim, self.queries_per_group = head_dim, heads // kv_heads
         if vocab_size:
             self.embed_tokens = nn.Embedding(vocab_size, width)
         self.layers = nn.ModuleList(Block(width, hidden, heads, kv_heads, head_dim, adaptive) for _ in range(depth))
@@ -183,30 +187,35 @@ class Gemma(nn.Module):
         """Dtype the blocks compute in."""
         return next(self.layers.parameters()).dtype  # the first block's q_proj
 
+    def frame(self, positions: Tensor, visible: Tensor | None) -> Frame:
+        """What every layer shares: positions i64 [B, S], visible bool [B or 1, S or 1, P + S] (None: everything)."""
+        bias = None
+        if visible is not None:
+            rows = visible if visible.shape[1] == 1 else visible.repeat_interleave(self.queries_per_group, 1)
+            bias = additive(rows[:, None], self.dtype)
+        return Frame(rope(positions, self.head_dim, self.dtype), bias)
+
     def forward(
         self,
         x: Tensor,
-        positions: Tensor,
-        visible: Tensor | None,
+        frame: Frame,
         *,
         past: list[KeyValue] | None = None,
         cond: Tensor | None = None,
         output: bool = True,
     ) -> tuple[Tensor | None, list[KeyValue]]:
-        """x [B, S, W], positions [B, S], visible bool broadcastable to [B, 1, S, P + S] (None: everything).
+        """x [B, S, W] -> the normalised output [B, S, W], and each layer's own keys and values.
 
-        Returns the normalised output (None when not asked for: the last block then stops at its keys and values).
+        Without `output` the last block stops at its keys and values.
         """
         x = x.to(self.dtype)
-        r = rope(positions, self.head_dim, self.dtype)
-        bias = None if visible is None else additive(visible, self.dtype)
         own: list[KeyValue] = []
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Block)
             if i == last and not output:
-                own.append(layer.key_value(x, r, cond))
+                own.append(layer.key_value(x, frame.rope, cond))
                 return None, own
-            x, kv = layer(x, r, bias, None if past is None else past[i], cond)
+            x, kv = layer(x, frame.rope, frame.bias, None if past is None else past[i], cond)
             own.append(kv)
         return self.norm(x, cond)[0], own

@@ -8,15 +8,15 @@ from __future__ import annotations
 import difflib
 import itertools
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec
+from rlinf.models.openpi.architecture import SIZES, Architecture
 
 NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]
 ValueInput = Literal["expert", "vlm", "state"]
-SMALL_VOCAB = 1000  # pieces of assets/tokenizer_compact.model
-SIZES = ("base", "small", "compact")
+ALL_CAMERAS = 3  # main, left wrist, right wrist
 
 
 @dataclass(frozen=True)
@@ -53,120 +53,6 @@ CONVENTIONS: dict[str, DataConvention] = {
         True, 50, 200, _RT, 3, 14, 14, True, quantile_norm=True, delta_mask=_ALOHA_DELTA, adapt_to_pi=True
     ),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """Every size of the network; any numbers work, the three named sizes are made by `Config.architecture`."""
-
-    pi05: bool
-    image_size: int
-    patch_size: int
-    vit_width: int
-    vit_depth: int
-    vit_mlp: int
-    vit_heads: int
-    vocab_size: int
-    vlm_width: int
-    vlm_mlp: int
-    expert_width: int
-    expert_mlp: int
-    depth: int  # layers of the language model and of the expert, one to one
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    action_dim: int  # D
-    action_horizon: int  # H
-    max_token_len: int
-
-    @property
-    def image_tokens(self) -> int:
-        """Tokens of one camera."""
-        return (self.image_size // self.patch_size) ** 2
-
-    def num_parameters(self) -> dict[str, int]:
-        """Exact parameter counts by part, without the heads a policy adds."""
-        v, m = self.vit_width, self.vit_mlp
-        vit_layer = 4 * (v * v + v) + (v * m + m) + (m * v + v) + 4 * v
-        patches = 3 * self.patch_size**2 * v + v + self.image_tokens * v
-        w, e, q, kv = (
-            self.vlm_width,
-            self.expert_width,
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-        )
-        vlm_layer = 2 * w * q + 2 * w * kv + 3 * w * self.vlm_mlp + 2 * w
-        norm = 3 * e * e + 3 * e if self.pi05 else e
-        expert_layer = 2 * e * q + 2 * e * kv + 3 * e * self.expert_mlp + 2 * norm
-        d = self.action_dim
-        action = (d * e + e) + (e * d + d) + 2 * (e * e + e)
-        if not self.pi05:
-            action += (d * e + e) + e * e  # state_proj; action_time_mlp_in reads action and time side by side
-        return {
-            "vision": patches + self.vit_depth * vit_layer + 2 * v,
-            "projector": v * w + w,
-            "embedding": self.vocab_size * w,
-            "language": self.depth * vlm_layer + w,
-            "expert": self.depth * expert_layer + norm,
-            "action": action,
-        }
-
-
-BASE = Architecture(
-    pi05=False,
-    image_size=224,
-    patch_size=14,
-    vit_width=1152,
-    vit_depth=27,
-    vit_mlp=4304,
-    vit_heads=16,
-    vocab_size=257152,
-    vlm_width=2048,
-    vlm_mlp=16384,
-    expert_width=1024,
-    expert_mlp=4096,
-    depth=18,
-    num_heads=8,
-    num_kv_heads=1,
-    head_dim=256,
-    action_dim=32,
-    action_horizon=50,
-    max_token_len=48,
-)
-SMALL = replace(
-    BASE,
-    image_size=112,
-    vit_width=384,
-    vit_depth=6,
-    vit_mlp=1536,
-    vit_heads=6,
-    vocab_size=SMALL_VOCAB,
-    vlm_width=384,
-    vlm_mlp=1024,
-    expert_width=256,
-    expert_mlp=768,
-    depth=6,
-    num_heads=6,
-    head_dim=64,
-)
-COMPACT = replace(
-    BASE,
-    image_size=64,
-    patch_size=16,
-    vit_width=64,
-    vit_depth=1,
-    vit_mlp=128,
-    vit_heads=4,
-    vocab_size=SMALL_VOCAB,
-    vlm_width=64,
-    vlm_mlp=128,
-    expert_width=64,
-    expert_mlp=128,
-    depth=2,
-    num_heads=4,
-    head_dim=16,
-    action_dim=8,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +133,13 @@ class Config(ModelConfig):
     """Denoising steps; openpi.num_steps wins."""
     openpi: OpenPiOptions = field(default_factory=OpenPiOptions)
 
+    def completed(self, *, critic_state_dim: int, compat: str | None) -> Self:
+        """This block with the simulator's privileged state and the compat switch filled in."""
+        options = self.openpi
+        if self.value_input == "state" and not options.critic_state_dim:
+            options = replace(options, critic_state_dim=critic_state_dim)
+        return replace(self, openpi=replace(options, upstream_values=options.upstream_values or compat is not None))
+
     @property
     def convention(self) -> DataConvention:
         """The row of `config_name`."""
@@ -302,7 +195,7 @@ class Config(ModelConfig):
         if self.size not in SIZES:
             raise UserError(f"actor.model.size={self.size!r} must be one of {', '.join(SIZES)}")
         row, base = self.convention, self.size == "base"
-        sizes = {"base": BASE, "small": SMALL, "compact": COMPACT}[self.size]
+        sizes = SIZES[self.size]
         columns = max(sizes.action_dim, self.action_dim, self.state_dim)
         prompt = row.max_token_len if base or row.discrete_state else 48
         return replace(
@@ -350,6 +243,17 @@ class Config(ModelConfig):
         frozen = ("vision", "projector", "embedding", "language") if self.freeze_vlm else ()
         return sum(n for part, n in self.num_parameters().items() if part not in frozen)
 
+    def cache_bytes_per_sample(self) -> int:
+        """One row of prefix keys and values (and the pooled output a VLM critic reads); 0 while the VLM learns."""
+        if not self.freeze_vlm:
+            return 0
+        arch = self.architecture()
+        cameras = ALL_CAMERAS if self.openpi.upstream_values else self.num_cameras
+        tokens = cameras * arch.image_tokens + arch.max_token_len
+        numbers = 2 * arch.depth * arch.num_kv_heads * arch.head_dim * tokens
+        pooled = 4 * arch.vlm_width if self.value_input == "vlm" else 0
+        return numbers * (2 if self.stored_precision == "bf16" else 4) + pooled
+
     def spec(self) -> PolicySpec:
         """The promises of this configuration; raises UserError naming the key when it is impossible."""
         options, row = self.openpi, self.convention
@@ -383,8 +287,8 @@ class Config(ModelConfig):
                 f"{prefix}.num_action_chunks={self.num_action_chunks} must lie between 1 and the action horizon "
                 f"{arch.action_horizon} of {options.config_name}"
             )
-        if self.num_cameras > 3:
-            raise UserError(f"{prefix}.openpi.num_images_in_input={self.num_cameras} must be at most 3")
+        if self.num_cameras > ALL_CAMERAS:
+            raise UserError(f"{prefix}.openpi.num_images_in_input={self.num_cameras} must be at most {ALL_CAMERAS}")
         if max(self.action_dim, self.state_dim) > arch.action_dim:
             raise UserError(f"{prefix}.action_dim={self.action_dim} must be at most {arch.action_dim}")
         if self.denoise_steps < (2 if options.noise_method == "flow_cps" or options.ignore_last else 1):

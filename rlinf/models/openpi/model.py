@@ -8,40 +8,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlinf.models.nn.gemma import Gemma, KeyValue
+from rlinf.models.nn.gemma import Frame, Gemma, KeyValue
 from rlinf.models.nn.vit import SiglipVision
-from rlinf.models.openpi.config import Architecture
+from rlinf.models.openpi.architecture import Architecture
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What the expert needs of an observation."""
+    """What the expert needs of an observation; made by `PiNet.prefix` or, from stored parts, by `PiNet.attach`."""
 
     kv: list[KeyValue]  # per layer [B, G, P, E]
     valid: Tensor | None  # bool [B, P]; None when every token counts
+    frame: Frame  # the suffix's positions and mask, the same at every denoising step
     output: Tensor | None = None  # [B, P, vlm width], when asked for
 
     def lengths(self) -> Tensor:
-        """Valid tokens per row i64 [B]: where suffix positions continue."""
-        k = self.kv[0].k
-        if self.valid is None:
-            return torch.full((k.shape[0],), k.shape[2], device=k.device)
-        return self.valid.sum(1)
-
-    def repeat(self, n: int) -> Prefix:
-        """Every row n times in a row, to share one prefix among several noisy actions."""
-        if n == 1:
-            return self
-        kv = [KeyValue(k.repeat_interleave(n, 0), v.repeat_interleave(n, 0)) for k, v in self.kv]
-        return Prefix(kv, None if self.valid is None else self.valid.repeat_interleave(n, 0))
+        """Valid tokens per row i64 [B]."""
+        return _lengths(self.kv, self.valid)
 
 
 def visible(valid: Tensor, starts: Tensor, first_row: int = 0) -> Tensor:
@@ -59,10 +50,21 @@ def positions(valid: Tensor) -> Tensor:
     return valid.cumsum(1) - 1
 
 
+def _lengths(kv: list[KeyValue], valid: Tensor | None) -> Tensor:
+    k = kv[0].k
+    return torch.full((k.shape[0],), k.shape[2], device=k.device) if valid is None else valid.sum(1)
+
+
+@lru_cache(maxsize=16)
+def _angular_frequencies(width: int, device: torch.device) -> Tensor:
+    """2π / period at periods from 4e-3 to 4, geometrically: f64 [width / 2]."""
+    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=device)
+    return 2 * math.pi / (4e-3 * (4.0 / 4e-3) ** fraction)
+
+
 def time_embedding(t: Tensor, width: int) -> Tensor:
-    """Sines, then cosines, of 2πt at periods from 4e-3 to 4 (fp64 [B] -> fp64 [B, width])."""
-    fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=t.device)
-    angles = t.double()[:, None] * (2 * math.pi / (4e-3 * (4.0 / 4e-3) ** fraction))
+    """Sines, then cosines, of times [B] -> f64 [B, width]."""
+    angles = t.double()[:, None] * _angular_frequencies(width, t.device)
     return torch.cat((angles.sin(), angles.cos()), -1)
 
 
@@ -118,7 +120,7 @@ class PiNet(nn.Module):
         """u8 [B, n, S, S, 3] or f32 in [-1, 1] -> [B, n * T, vlm width]; all cameras in one pass."""
         vision, projector, _, _ = self._parts
         if images.dtype == torch.uint8:
-            images = images.float() / 255.0 * 2.0 - 1.0
+            images = images.float().mul_(2.0 / 255.0).sub_(1.0)
         features = projector(vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
         return features.view(images.shape[0], -1, features.shape[-1])
 
@@ -149,15 +151,31 @@ class PiNet(nn.Module):
             token_valid = torch.ones_like(tokens, dtype=torch.bool) if token_valid is None else token_valid
             valid = torch.cat((image_valid.repeat_interleave(self.arch.image_tokens, 1), token_valid), 1)
         if valid is None:
-            position = torch.arange(x.shape[1], device=x.device).expand(b, -1)
-            see = None
+            frame = self._parts[2].frame(torch.arange(x.shape[1], device=x.device).expand(b, -1), None)
         else:
-            position = positions(valid)
-            see = (
-                visible(valid, torch.zeros(x.shape[1], device=x.device))[:, None] if full_mask else valid[:, None, None]
-            )
-        out, kv = self._parts[2](x, position, see, output=output)
-        return Prefix(kv, valid, out)
+            see = visible(valid, torch.zeros(x.shape[1], device=x.device)) if full_mask else valid[:, None]
+            frame = self._parts[2].frame(positions(valid), see)
+        out, kv = self._parts[2](x, frame, output=output)
+        return self.attach(kv, valid, out)
+
+    def attach(self, kv: list[KeyValue], valid: Tensor | None, output: Tensor | None = None) -> Prefix:
+        """Prepare the suffix's positions and mask for these keys and values."""
+        p, starts = kv[0].k.shape[2], self.suffix_starts()
+        s, device = len(starts), kv[0].k.device
+        position = _lengths(kv, valid)[:, None] + torch.arange(s, device=device)
+        see = None
+        if valid is not None or not self.arch.pi05:  # π0.5's actions see everything that is valid
+            everything = torch.ones(1, p, dtype=torch.bool, device=device) if valid is None else valid
+            joint = torch.cat((everything, everything.new_ones(len(everything), s)), 1)
+            see = visible(joint, torch.tensor([0] * p + starts, device=device), p)
+        return Prefix(kv, valid, self._parts[3].frame(position, see), output)
+
+    def repeat(self, prefix: Prefix, n: int) -> Prefix:
+        """Every row n times in a row, to share one observation among several noisy actions."""
+        if n == 1:
+            return prefix
+        kv = [KeyValue(k.repeat_interleave(n, 0), v.repeat_interleave(n, 0)) for k, v in prefix.kv]
+        return self.attach(kv, None if prefix.valid is None else prefix.valid.repeat_interleave(n, 0))
 
     def embed_suffix(self, state: Tensor | None, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens [B, S, W] and, for π0.5, the condition [B, W] of the adaptive norms."""
@@ -178,20 +196,7 @@ class PiNet(nn.Module):
     def suffix(self, prefix: Prefix, state: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:
         """Expert features f32 [B, H, W] of noisy actions f32 [B, H, D] at times f32 [B]; state f32 [B, D] for π0."""
         tokens, cond = self.embed_suffix(state, x_t, t)
-        b, s, _ = tokens.shape
-        p = prefix.kv[0].k.shape[2]
-        starts = torch.tensor([0] * p + self.suffix_starts(), device=x_t.device)
-        if prefix.valid is None:
-            see = (
-                None
-                if self.arch.pi05
-                else visible(torch.ones(1, p + s, dtype=torch.bool, device=x_t.device), starts, p)
-            )
-        else:
-            valid = torch.cat((prefix.valid, prefix.valid.new_ones(b, s)), 1)
-            see = visible(valid, starts, p)
-        position = prefix.lengths()[:, None] + torch.arange(s, device=x_t.device)
-        out, _ = self._parts[3](tokens, position, None if see is None else see[:, None], past=prefix.kv, cond=cond)
+        out, _ = self._parts[3](tokens, prefix.frame, past=prefix.kv, cond=cond)
         return out[:, -self.arch.action_horizon :].float()
 
     def velocity(self, features: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from rlinf.models.checkpoint import load_weights, save_weights
 from rlinf.models.config import ModelConfig
 from rlinf.models.nn.gemma import KeyValue
 from rlinf.models.openpi import flow, tokenizer
-from rlinf.models.openpi.config import Architecture, Config
+from rlinf.models.openpi.architecture import Architecture
+from rlinf.models.openpi.config import ALL_CAMERAS, Config
 from rlinf.models.openpi.heads import NoiseHead, StateValueHead, ValueHead
 from rlinf.models.openpi.model import PiNet, Prefix
 from rlinf.models.openpi.normalize import load_statistics, save_statistics
@@ -120,11 +121,11 @@ class Policy(policy.Policy):
             replay["state"] = inputs.state
         if self.cfg.value_input == "state":
             replay["critic_state"] = self._critic_state(obs)
-        pooled = self._pool(prefix)
+        pooled = self.pool(prefix)
         return PolicyOutput(
             actions=self.processor.decode_actions(chain.x[:, -1], inputs.raw_state),
-            logprobs=self._executed(chain.logprobs),
-            values=self._values(features, pooled, replay.get("critic_state")),
+            logprobs=self.executed(chain.logprobs),
+            values=self.critic(features, pooled, replay.get("critic_state")),
             replay=replay,
             cache=self._cache(prefix, pooled) if self.cfg.freeze_vlm else None,
         )
@@ -141,14 +142,14 @@ class Policy(policy.Policy):
         if cache is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
                 prefix = self._prefix(replay["images"], replay["tokens"], replay["token_valid"])
-                pooled = self._pool(prefix)
+                pooled = self.pool(prefix)
         else:
             prefix, pooled = self._from_cache(cache, replay["token_valid"])
         score = self.sampler().score(prefix, replay.get("state"), replay["x"], replay.get("index"))
         return PolicyEval(
-            logprobs=self._executed(score.logprobs),
-            values=self._values(score.features, pooled, replay.get("critic_state")) if values else None,
-            entropy=self._executed(score.entropy) if entropy else None,
+            logprobs=self.executed(score.logprobs),
+            values=self.critic(score.features, pooled, replay.get("critic_state")) if values else None,
+            entropy=self.executed(score.entropy) if entropy else None,
         )
 
     @torch.no_grad()
@@ -157,7 +158,7 @@ class Policy(policy.Policy):
         if self.cfg.value_input is None:
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
         if self.cfg.value_input == "state":
-            return self._required(self._values(None, None, self._critic_state(obs)))
+            return self._required(self.critic(None, None, self._critic_state(obs)))
         inputs = self.processor.encode(obs)
         prefix = self._prefix(inputs.images, inputs.tokens, inputs.token_valid)
         features = None
@@ -165,7 +166,7 @@ class Policy(policy.Policy):
             start = noise.normal((self.arch.action_horizon, self.arch.action_dim))
             first = torch.zeros(len(start), dtype=torch.long, device=start.device)
             features = self.sampler().transition(prefix, inputs.state, start, first).features[:, None]
-        return self._required(self._values(features, self._pool(prefix), None))
+        return self._required(self.critic(features, self.pool(prefix), None))
 
     # ------------------------------------------------------------------ imitation
     def sft_loss(self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1) -> Tensor:
@@ -173,7 +174,8 @@ class Policy(policy.Policy):
         inputs = self.processor.encode(obs)
         target = self.processor.encode_actions(actions.to(self.processor.device), inputs.raw_state)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-            prefix = self._prefix(inputs.images, inputs.tokens, inputs.token_valid, output=False).repeat(draws)
+            prefix = self._prefix(inputs.images, inputs.tokens, inputs.token_valid, output=False)
+            prefix = self.net.repeat(prefix, draws)
         eps = noise.normal((draws, *target.shape[1:])).flatten(0, 1)  # [B * draws, H, D]
         t = flow.beta_time(noise.uniform((draws,))).flatten()
         target = target.repeat_interleave(draws, 0)
@@ -251,7 +253,7 @@ class Policy(policy.Policy):
         padding = None if shortest == longest else valid[:, :longest]
         return self.net.prefix(images, tokens[:, :longest], padding, output=output)
 
-    def _pool(self, prefix: Prefix) -> Tensor | None:
+    def pool(self, prefix: Prefix) -> Tensor | None:
         """The critic's view of the vision-language output, f32 [B, vlm width]."""
         if prefix.output is None:
             return None
@@ -291,18 +293,18 @@ class Policy(policy.Policy):
             if cameras is None:
                 cameras = token_valid.new_ones(len(token_valid), images // self.arch.image_tokens)
             valid = torch.cat((cameras.repeat_interleave(self.arch.image_tokens, 1), token_valid[:, :longest]), 1)
-        return Prefix(kv, valid), cache.get("pooled")
+        return self.net.attach(kv, valid), cache.get("pooled")
 
     def _prefix_length(self) -> int:
-        cameras = 3 if self.cfg.openpi.upstream_values else self.cfg.num_cameras
+        cameras = ALL_CAMERAS if self.cfg.openpi.upstream_values else self.cfg.num_cameras
         return cameras * self.arch.image_tokens + self.arch.max_token_len
 
     # ------------------------------------------------------------------ read-out
-    def _executed(self, x: Tensor) -> Tensor:
+    def executed(self, x: Tensor) -> Tensor:
         """[B, H, D] -> the part the simulator sees, [B, C, A]."""
         return x[:, : self.cfg.num_action_chunks, : self.cfg.action_dim]
 
-    def _values(self, features: Tensor | None, pooled: Tensor | None, critic_state: Tensor | None) -> Tensor | None:
+    def critic(self, features: Tensor | None, pooled: Tensor | None, critic_state: Tensor | None) -> Tensor | None:
         """f32 [B, 1], averaged over the steps of features [B, 1 or N, H, W]."""
         if self.value_head is None:
             return None

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from rlinf.data.types import Observation
 from rlinf.errors import UserError
 from rlinf.models.openpi import transforms
-from rlinf.models.openpi.config import Architecture, Config
+from rlinf.models.openpi.architecture import Architecture
+from rlinf.models.openpi.config import ALL_CAMERAS, Config
 from rlinf.models.openpi.normalize import Statistics
 from rlinf.models.openpi.tokenizer import PromptTokenizer
 
 Tensor = torch.Tensor
 ACTION_STD_FLOOR, STATE_STD_FLOOR = 0.05, 0.01  # columns that hardly move must not be blown up
-ALL_CAMERAS = 3
 
 
 @dataclass(frozen=True)

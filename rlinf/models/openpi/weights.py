@@ -52,7 +52,8 @@ def initialize(module: nn.Module, generator: torch.Generator) -> None:
             if m.bias is not None:
                 nn.init.zeros_(m.bias)
         elif isinstance(m, nn.Embedding):
-            _normal(m.weight, 0.02 if "position" in name else 1.0 / math.sqrt(m.embedding_dim), generator)
+            # Prompts are scaled by sqrt(width) later; faint positions would leave an image a bag of patches.
+            _normal(m.weight, 1.0 if "position" in name else 1.0 / math.sqrt(m.embedding_dim), generator)
         elif isinstance(m, nn.LayerNorm):
             nn.init.ones_(m.weight)
             nn.init.zeros_(m.bias)

@@ -1,0 +1,142 @@
+"""The dataset as written and read back. T frames, A action dims."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rlinf.demos.dataset import DemoDataset
+from rlinf.demos.writer import DatasetWriter
+from rlinf.envs.sim.base import EnvSpec
+from rlinf.errors import UserError
+
+SPEC = EnvSpec(
+    suite="test",
+    tasks=("a", "b"),
+    action_dim=2,
+    action_names=("x", "y"),
+    gripper="none",
+    state_dim=3,
+    image_size=(8, 6),
+    reset_ids={},
+    control_hz=10.0,
+    num_wrist_images=1,
+    wrist_image_size=(4, 4),
+)
+
+
+def episode(seed: int, length: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "images": rng.integers(0, 256, (length, 8, 6, 3), dtype=np.uint8),
+        "wrist_images": rng.integers(0, 256, (length, 1, 4, 4, 3), dtype=np.uint8),
+        "states": rng.standard_normal((length, 3)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (length, 2)).astype(np.float32),
+    }
+
+
+@pytest.fixture
+def episodes() -> list[dict[str, np.ndarray]]:
+    return [episode(i, length) for i, length in enumerate((4, 3, 6))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, episodes: list[dict[str, np.ndarray]]) -> Path:
+    with DatasetWriter(tmp_path / "demos", SPEC, file_bytes=1) as writer:  # a file per episode
+        for i, e in enumerate(episodes):
+            writer.add(**e, task=("push", "pull")[i % 2], extra={"reset_id": 100 + i})
+    return tmp_path / "demos"
+
+
+def test_reads_back_what_was_written(folder: Path, episodes: list[dict[str, np.ndarray]]) -> None:
+    data = DemoDataset(folder)
+    assert (len(data), data.num_episodes, data.tasks) == (13, 3, ["push", "pull"])
+    obs = data.observation(range(13))
+    for key, got in (("images", obs.images), ("wrist_images", obs.wrist_images), ("states", obs.states)):
+        assert np.array_equal(got.numpy(), np.concatenate([e[key] for e in episodes])), key
+    assert np.array_equal(data.actions.numpy(), np.concatenate([e["actions"] for e in episodes]))
+    assert obs.task_descriptions == ["push"] * 4 + ["pull"] * 3 + ["push"] * 6
+    decoded_late = DemoDataset(folder, cache_bytes=0).observation([12, 0])
+    assert torch.equal(decoded_late.images, obs.images[[12, 0]])
+
+
+def test_chunks_repeat_the_last_action_at_the_end(folder: Path) -> None:
+    data = DemoDataset(folder)
+    _, chunks = data.batch([2, 6, 7], num_actions=3)
+    rows = [[2, 3, 3], [6, 6, 6], [7, 8, 9]]
+    assert torch.equal(chunks, data.actions[torch.tensor(rows)])
+
+
+def test_every_frame_once_per_pass(folder: Path) -> None:
+    data = DemoDataset(folder)
+    rows = [r for batch in islice(data.row_batches(5, seed=3), 13) for r in batch]
+    for i in range(5):
+        assert sorted(rows[13 * i : 13 * i + 13]) == list(range(13))
+    assert rows[:13] != rows[13:26]
+    assert next(data.row_batches(5, seed=3)) == rows[:5]
+    assert next(data.row_batches(5, seed=4)) != rows[:5]
+    assert len(next(data.row_batches(40, seed=3))) == 40
+
+
+def test_layout(folder: Path) -> None:
+    files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    assert files == [
+        "data/chunk-000/file-000.parquet",
+        "data/chunk-000/file-001.parquet",
+        "data/chunk-000/file-002.parquet",
+        "meta/episodes/chunk-000/file-000.parquet",
+        "meta/info.json",
+        "meta/stats.json",
+        "meta/tasks.parquet",
+    ]
+    info = json.loads((folder / "meta/info.json").read_text())
+    assert (info["codebase_version"], info["fps"], info["total_frames"], info["splits"]) == (
+        "v3.0",
+        10,
+        13,
+        {"train": "0:3"},
+    )
+    table = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pydict()
+    assert table["dataset_from_index"] == [0, 4, 7]
+    assert table["dataset_to_index"] == [4, 7, 13]
+    assert table["data/file_index"] == [0, 1, 2]
+    assert table["tasks"] == [["push"], ["pull"], ["push"]]
+    assert table["reset_id"] == [100, 101, 102]
+    frames = pq.read_table(folder / "data/chunk-000/file-001.parquet")
+    assert frames["index"].to_pylist() == [4, 5, 6]
+    assert frames["timestamp"].to_pylist() == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_statistics_are_those_of_all_frames(folder: Path, episodes: list[dict[str, np.ndarray]]) -> None:
+    stats = json.loads((folder / "meta/stats.json").read_text())
+    actions = np.concatenate([e["actions"] for e in episodes]).astype(np.float64)
+    for name, want in (("mean", actions.mean(0)), ("std", actions.std(0)), ("min", actions.min(0))):
+        assert stats["action"][name] == pytest.approx(want.tolist())
+    assert stats["action"]["count"] == [13]
+    pixels = np.concatenate([e["images"].reshape(-1, 3) for e in episodes]) / 255
+    assert np.array(stats["observation.images.main"]["mean"]).shape == (3, 1, 1)
+    assert np.ravel(stats["observation.images.main"]["mean"]) == pytest.approx(pixels.mean(0))
+
+
+def test_nothing_is_left_of_a_dataset_that_failed(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path / "demos", SPEC)
+    writer.add(**episode(0, 2), task="push")
+    writer.__exit__(RuntimeError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusals(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"collect\.output=.*demos is not empty"):
+        DatasetWriter(folder, SPEC)
+    with pytest.raises(UserError, match=r"no dataset at .*nowhere \(no meta/info.json\); make one with: rlinf collect"):
+        DemoDataset(tmp_path / "nowhere")
+    info = json.loads((folder / "meta/info.json").read_text())
+    (folder / "meta/info.json").write_text(json.dumps(info | {"codebase_version": "v2.1"}))
+    with pytest.raises(UserError, match=r"layout v2\.1, only v3\.0 can be read"):
+        DemoDataset(folder)

@@ -1,0 +1,152 @@
+"""The MetaWorld scene against MetaWorld itself: equal starts, equal pixels, and scenes that share a stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf.config.schema import EnvConfig
+from rlinf.envs.expert import Demo, DemoJob, DemoPlayer
+from rlinf.envs.sim.base import TASK_STRIDE
+from rlinf.envs.sim.gl import choose_backend
+from rlinf.envs.sim.metaworld import Options, Scene, all_tasks, task_table
+from rlinf.envs.spec import env_spec, ids_of_task
+
+choose_backend("auto")  # MuJoCo reads it when it is imported
+pytest.importorskip("metaworld")
+
+FAST = {"image_size": 48, "render": "fast"}
+
+
+def reset_id(task: str, layout: int) -> int:
+    return all_tasks().index(task) * TASK_STRIDE + layout
+
+
+def scene(task: str, layout: int, **options: Any) -> Scene:
+    made = Scene(Options(task_suite_name=task, **(options or FAST)))
+    made.reset(reset_id(task, layout))
+    return made
+
+
+def actions(seed: int, count: int = 6) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (count, 4)).astype(np.float32)
+
+
+def published_start(task: str, layout: np.ndarray, **kwargs: Any) -> Any:
+    """MetaWorld's own class and reset, then the 16 settling steps."""
+    from metaworld import ALL_V3_ENVIRONMENTS
+
+    env: Any = ALL_V3_ENVIRONMENTS[task](**kwargs)
+    env._set_task_called, env._partially_observable, env._freeze_rand_vec = True, False, True
+    env.__dict__.pop("sawyer_observation_space", None)
+    env._last_rand_vec = layout
+    env.model.cam_pos[2] = (0.75, 0.075, 0.7)
+    env.reset()
+    for _ in range(16):
+        env.step(np.zeros(4, np.float32))
+    return env
+
+
+def test_the_table_is_metaworlds() -> None:
+    from metaworld import ALL_V3_ENVIRONMENTS
+    from metaworld.env_dict import ML45_V3
+
+    assert sorted(all_tasks()) == sorted(ALL_V3_ENVIRONMENTS)
+    assert sorted(task_table()["ml45_test"]) == sorted(ML45_V3["test"])
+    assert sorted(t for tasks in task_table()["difficulty"].values() for t in tasks) == sorted(all_tasks())
+
+
+@pytest.mark.parametrize("task", ["handle-press-side-v3", "coffee-pull-v3", "pick-place-v3", "lever-pull-v3"])
+def test_our_reset_equals_the_published_one(task: str) -> None:
+    """One hand reset instead of two, the layout drawn by us, an env used before: bit for bit the same episode."""
+    ours = scene(task, 7)
+    ours.step_chunk(actions(0, 20), stop_on_success=False, record=False)
+    ours.reset(reset_id(task, 3))
+    theirs = published_start(task, ours._stage.env._last_rand_vec.copy())
+    assert np.array_equal(ours.full_observation(), theirs._last_stable_obs)
+    for action in actions(1):
+        obs, *_, info = theirs.step(action)
+        result = ours.step_chunk(action[None], stop_on_success=False, record=False)
+        assert np.array_equal(ours.full_observation(), obs)
+        assert result.success[0] == bool(info["success"])
+    theirs.close()
+    ours.close()
+
+
+def test_exact_pixels_are_the_published_ones() -> None:
+    ours = scene("button-press-v3", 5, image_size=480)
+    theirs = published_start(
+        "button-press-v3", ours._stage.env._last_rand_vec.copy(), render_mode="rgb_array", camera_id=2
+    )
+    assert np.array_equal(ours.observe()["images"], theirs.render()[::-1, ::-1])
+    theirs.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_scenes_that_share_a_stage_do_not_touch_each_other(limit: int) -> None:
+    """Interleaved scenes (with limit 1: rebuilt at every turn) equal each one played alone."""
+    tasks = ["hammer-v3", "drawer-open-v3", "hammer-v3"]
+    options = FAST | {"max_loaded_tasks": limit}
+
+    def play(made: Scene, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        made.step_chunk(actions(seed), stop_on_success=False, record=False)
+        return made.observe()["images"].copy(), made.full_observation().copy()
+
+    together = [scene(task, i, **options) for i, task in enumerate(tasks)]
+    mixed = [[play(s, 10 * i + turn) for i, s in enumerate(together)] for turn in range(2)]
+    for s in together:
+        s.close()
+    for i, task in enumerate(tasks):
+        alone = scene(task, i, **options)
+        for turn in range(2):
+            image, obs = play(alone, 10 * i + turn)
+            assert np.array_equal(image, mixed[turn][i][0])
+            assert np.array_equal(obs, mixed[turn][i][1])
+        alone.close()
+
+
+def test_metaworlds_own_step_limit_does_not_bite() -> None:
+    made = scene("reach-v3", 0)
+    result = made.step_chunk(np.zeros((520, 4), np.float32), stop_on_success=False, record=False)
+    assert result.steps == 520
+    made.close()
+
+
+def test_fast_and_decimated_images_resemble_the_exact_ones() -> None:
+    made = [
+        scene("drawer-close-v3", 1, image_size=128, **kw)
+        for kw in ({}, {"render": "fast", "decimate": False}, {"render": "fast"})
+    ]
+    exact, fast, thin = (s.observe()["images"].astype(float) for s in made)
+    assert 0 < np.abs(fast - exact).mean() < 20
+    assert 0 < np.abs(thin - fast).mean() < 6
+    for s in made:
+        s.close()
+
+
+@pytest.fixture(scope="module")
+def demos() -> list[Demo]:
+    cfg = EnvConfig(env_type="metaworld", task_suite_name="handle-press-side-v3", num_processes=2, init_params=FAST)
+    spec = env_spec(cfg)
+    first, second, third = ids_of_task(spec, "demo", "handle-press-side-v3")[:3]
+    with DemoPlayer(cfg, spec) as player:
+        jobs = [DemoJob(first, 80), DemoJob(second, 80, noise_std=0.3, noise_seed=4), DemoJob(third, 5)]
+        return [*player.play(jobs), *player.play(jobs[1:2])]
+
+
+def test_experts_succeed_and_labels_are_clean(demos: list[Demo]) -> None:
+    clean, noisy, short, again = demos
+    assert clean.success
+    assert np.array_equal(clean.labels, clean.actions)
+    assert 32 < len(clean.labels) < 80
+    assert clean.images.shape == (len(clean.labels), 48, 48, 3)
+    assert clean.states.shape == (len(clean.labels), 4)
+    assert not np.array_equal(noisy.labels, noisy.actions)
+    assert np.abs(noisy.actions).max() <= 1
+    assert (short.success, len(short.labels)) == (False, 5)
+    assert np.array_equal(noisy.images, again.images)
+    assert np.array_equal(noisy.actions, again.actions)
+    assert clean.description == "Press a handle down sideways"

@@ -1,0 +1,47 @@
+"""Metrics of finished episodes."""
+
+from __future__ import annotations
+
+from rlinf.data.types import EpisodeRecord
+from rlinf.envs.records import summarise
+
+
+def record(task: str, steps: int, episode_return: float, once: bool, end: bool, **extra: float) -> EpisodeRecord:
+    return EpisodeRecord(
+        suite="s",
+        task=task,
+        reset_id=0,
+        seed=0,
+        env_id=0,
+        steps=steps,
+        episode_return=episode_return,
+        success_once=once,
+        success_at_end=end,
+        extra=extra,
+    )
+
+
+def test_means_over_episodes_and_tasks() -> None:
+    records = [
+        record("reach", 10, 1.0, True, True, grasped=1.0),
+        record("reach", 20, 0.0, True, False, grasped=0.0),
+        record("push", 30, 0.0, False, False),
+    ]
+    assert summarise(records) == {
+        "success_once": 2 / 3,
+        "success_at_end": 1 / 3,
+        "return": 1 / 3,
+        "episode_len": 20.0,
+        "reward": (1 / 10) / 3,
+        "num_trajectories": 3.0,
+        "grasped": 0.5,
+        "task/push/success_once": 0.0,
+        "task/push/success_at_end": 0.0,
+        "task/reach/success_once": 1.0,
+        "task/reach/success_at_end": 0.5,
+    }
+
+
+def test_one_task_needs_no_table_and_no_episodes_no_metrics() -> None:
+    assert not any(name.startswith("task/") for name in summarise([record("reach", 1, 0.0, False, False)]))
+    assert summarise([]) == {}

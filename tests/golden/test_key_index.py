@@ -1,0 +1,34 @@
+"""key_index: parameter names and shapes of the published π0 and π0.5, without allocating them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rlinf.models.openpi.architecture import BASE
+from rlinf.models.openpi.model import PiNet
+from rlinf.models.openpi.weights import published_names
+
+SKIPPED = {
+    "paligemma_with_expert.paligemma.lm_head.weight",  # tied to embed_tokens
+    "paligemma_with_expert.gemma_expert.lm_head.weight",  # never used
+}
+
+
+@pytest.mark.parametrize("name", ["pi0_base", "pi05_base"])
+def test_names_and_shapes(name, golden_dir):
+    stored = json.loads((golden_dir / "key_index" / f"{name}.json").read_text())
+    arch = replace(BASE, pi05=name == "pi05_base")
+    with torch.device("meta"):
+        net = PiNet(arch)
+    ours = {key: list(p.shape) for key, p in net.state_dict().items()}
+    assert ours == {key: shape for key, shape in stored.items() if key not in SKIPPED}
+    rename = published_names(pi05=arch.pi05)
+    reached = {rename(key) for key in stored}
+    assert reached == {f"net.{key}" for key in ours} | {None}
+    count = sum(p.numel() for p in net.parameters())
+    print(f"{name}: {len(ours)} tensors, {count:,} parameters")
+    assert count == sum(arch.num_parameters().values())

@@ -1,0 +1,113 @@
+"""The torch-free side: sizes, promises and refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from openpi_cases import config
+
+from rlinf.errors import UserError
+from rlinf.models.config import find_config
+from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
+from rlinf.models.openpi.policy import Policy
+
+
+def test_config_imports_no_torch():
+    code = "import sys; import rlinf.models.openpi.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert find_config("openpi") is Config
+
+
+@pytest.mark.parametrize("size", ["base", "small", "compact"])
+@pytest.mark.parametrize("critic", [{}, {"value_after_vlm": True}, {"value_input": "state", "critic_state_dim": 40}])
+@pytest.mark.parametrize("name", ["pi0_metaworld", "pi05_maniskill"])
+def test_parameter_counts_are_exact(name, critic, size):
+    cfg = replace(config(name, noise_method="flow_noise", **critic), size=size)
+    policy = Policy(cfg, "meta")
+    counts = cfg.num_parameters()
+    assert sum(p.numel() for p in policy.parameters()) == sum(counts.values())
+    assert sum(p.numel() for _, p in policy.trainable_parameters()) == cfg.num_trainable_parameters()
+    assert sum(p.numel() for p in policy.value_head.parameters()) == counts["value_head"]
+    bounds = {"base": (3e9, 3.5e9), "small": (20e6, 60e6), "compact": (0.2e6, 1e6)}[size]
+    assert bounds[0] < sum(counts.values()) < bounds[1]
+
+
+def test_published_metaworld_recipe():
+    cfg = Config(
+        num_action_chunks=5,
+        action_dim=4,
+        num_steps=5,
+        add_value_head=True,
+        openpi=OpenPiOptions(
+            num_images_in_input=1, action_chunk=5, num_steps=5, train_expert_only=True, action_env_dim=4
+        ),
+    )
+    spec = cfg.spec()
+    assert (spec.action_dim, spec.num_action_chunks, spec.image_size, spec.num_images) == (4, 5, 224, 1)
+    assert (spec.uses_state, spec.state_dim, spec.has_logprob, spec.has_value) == (True, 4, True, True)
+    assert (spec.trainable, spec.critic_state_dim, cfg.denoise_steps, cfg.stored_precision) == ("expert", 0, 5, "bf16")
+    assert cfg.cache_bytes_per_sample() == 2 * 18 * 256 * (256 + 48) * 2
+    arch = cfg.architecture()
+    assert (arch.action_dim, arch.action_horizon, arch.max_token_len) == (32, 5, 48)
+
+
+def test_state_less_pi05():
+    spec = Config(num_action_chunks=5, action_dim=7, openpi=OpenPiOptions(config_name="pi05_calvin")).spec()
+    assert (spec.uses_state, spec.state_dim, spec.num_images, spec.has_value) == (False, 0, 2, False)
+    robotwin = OpenPiOptions(config_name="pi05_aloha_robotwin")
+    spec = Config(num_action_chunks=50, action_dim=14, openpi=robotwin).spec()
+    assert (spec.uses_state, spec.state_dim, spec.num_images) == (True, 14, 3)
+
+
+def test_completed_fills_what_only_the_run_knows():
+    cfg = config(value_input="state").completed(critic_state_dim=40, compat=None)
+    assert (cfg.spec().critic_state_dim, cfg.openpi.upstream_values) == (40, False)
+    cfg = config().completed(critic_state_dim=40, compat="rlinf-0.4")
+    assert (cfg.spec().critic_state_dim, cfg.openpi.upstream_values) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"config_name": "pi0_metawrld"}, "config_name='pi0_metawrld' is unknown; did you mean pi0_metaworld?"),
+        ({}, {"action_chunk": 4}, "openpi.action_chunk=4 must equal actor.model.num_action_chunks=3"),
+        ({}, {"action_env_dim": 7}, "openpi.action_env_dim=7 must equal actor.model.action_dim=4"),
+        ({}, {"add_value_head": False}, "openpi.add_value_head=False must equal actor.model.add_value_head=True"),
+        ({"num_action_chunks": 6}, {}, "num_action_chunks=6 must lie between 1 and the action horizon 5"),
+        ({"size": "huge"}, {}, "size='huge' must be one of base, small, compact"),
+        ({"precision": "fp8"}, {}, "precision='fp8' must be fp32, bf16 or null"),
+        ({"is_lora": True}, {}, "is_lora=True is not supported"),
+        ({}, {"use_dsrl": True}, "use_dsrl=True is not supported"),
+        ({}, {"num_images_in_input": 4}, "num_images_in_input=4 must be at most 3"),
+        ({"num_steps": 1}, {"ignore_last": True}, "num_steps=1 leaves no stochastic step"),
+        ({"value_type": "action_level"}, {}, "value_type=action_level must be chunk_level"),
+    ],
+)
+def test_refusals(change, options, message):
+    cfg = replace(config(), **change)
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+        replace(cfg, openpi=replace(cfg.openpi, **options)).spec()
+
+
+def test_state_critic_without_its_size():
+    with pytest.raises(UserError, match=r"value_input=state needs openpi.critic_state_dim"):
+        Policy(config(value_input="state"), "meta")
+
+
+def test_bf16_small_policy():
+    cfg = replace(config(), precision="bf16")
+    policy = Policy(cfg, "meta")
+    dtypes = {n: p.dtype for n, p in policy.named_parameters()}
+    assert dtypes["net.paligemma_with_expert.gemma_expert.model.layers.0.self_attn.q_proj.weight"] == torch.bfloat16
+    assert dtypes["net.paligemma_with_expert.gemma_expert.model.norm.weight"] == torch.float32
+    assert dtypes["value_head.mlp.0.weight"] == dtypes["net.action_in_proj.weight"] == torch.float32
+
+
+def test_every_convention_has_a_compact_policy():
+    for name in CONVENTIONS:
+        spec = config(name).spec()
+        assert (spec.image_size, spec.num_action_chunks) == (64, 3)

@@ -1,0 +1,136 @@
+"""Imitation with a linear policy on a dataset of known answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from rlinf.config.schema import ActorConfig, Config, RunnerConfig, SftConfig
+from rlinf.data.noise import Noise
+from rlinf.data.types import Observation
+from rlinf.demos.writer import DatasetWriter
+from rlinf.envs.sim.base import EnvSpec
+from rlinf.errors import UserError
+from rlinf.models.config import ModelConfig, PolicySpec
+from rlinf.models.policy import Policy
+from rlinf.training import sft
+from rlinf.training.sft import train_sft
+
+CHUNK = 2
+SPEC = EnvSpec("test", ("t",), 2, ("x", "y"), "none", 2, (4, 4), {}, 10.0)
+WEIGHT = torch.tensor([[0.5, -1.0], [0.25, 0.0]])  # the expert: action = states @ WEIGHT.T
+
+
+class LinearPolicy(Policy):
+    """actions [C, A] = states @ W; regression with noisy inputs, so that equal noise shows."""
+
+    spec = PolicySpec(2, CHUNK, 4, 1, True, 2, False, False, 1, 0, "all")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, CHUNK * 2, bias=False)
+        self.register_buffer("scale", torch.ones(2))
+
+    @classmethod
+    def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> LinearPolicy:
+        torch.manual_seed(seed)
+        return cls().to(device)
+
+    def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
+        self.scale = actions.std(0)
+
+    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise) -> torch.Tensor:
+        states = obs.states + 1e-3 * noise.normal((2,))
+        return ((self.linear(states).view(-1, CHUNK, 2) - actions / self.scale) ** 2).mean()
+
+    def save_pretrained(self, folder: Path) -> None:
+        save_file(self.state_dict(), folder / "model.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def _use_linear_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sft, "find_policy", lambda model_type: LinearPolicy)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes whose state stands still, so that every action of a chunk is the same."""
+    folder, rng = tmp_path_factory.mktemp("data") / "demos", np.random.default_rng(0)
+    with DatasetWriter(folder, SPEC) as writer:
+        for _ in range(16):
+            states = np.repeat(rng.standard_normal((1, 2)).astype(np.float32), 3, 0)
+            images = np.zeros((3, 4, 4, 3), np.uint8)
+            writer.add(images=images, states=states, actions=states @ WEIGHT.numpy().T, task="t")
+    return folder
+
+
+def config(dataset: Path, output: Path, *, seed: int = 0, **keys) -> Config:
+    defaults = {"steps": 300, "batch_size": 16, "lr": 0.05, "warmup_steps": 10, "log_interval": 100}
+    return Config(
+        runner=RunnerConfig(seed=seed),
+        actor=ActorConfig(model=ModelConfig(model_type="linear")),
+        sft=SftConfig(dataset=str(dataset), output=str(output), **{**defaults, **keys}),
+    )
+
+
+def silent(line: str) -> None:
+    """Progress that nobody reads."""
+
+
+def test_learns_the_expert_in_normalised_units(dataset: Path, tmp_path: Path) -> None:
+    folder = train_sft(config(dataset, tmp_path / "sft"), on_progress=silent)
+    weights = load_file(folder / "model.safetensors")
+    learned = weights["linear.weight"].view(CHUNK, 2, 2) * weights["scale"][:, None]
+    assert torch.allclose(learned, WEIGHT.expand(CHUNK, 2, 2), atol=0.02)
+    record = json.loads((folder / "sft.json").read_text())
+    assert (record["steps"], record["episodes"], record["frames"]) == (300, 16, 48)
+    assert [step for step, _ in record["loss"]] == [100, 200, 300]
+    assert record["loss"][-1][1] < 1e-3 < record["loss"][0][1]
+
+
+def test_same_seed_same_weights(dataset: Path, tmp_path: Path) -> None:
+    def weights(name: str, seed: int, draws: int = 2) -> torch.Tensor:
+        cfg = config(dataset, tmp_path / name, seed=seed, steps=20, noise_draws=draws)
+        return load_file(train_sft(cfg, on_progress=silent) / "model.safetensors")["linear.weight"]
+
+    first = weights("a", 0)
+    assert torch.equal(first, weights("b", 0))
+    assert not torch.equal(first, weights("c", 1))
+    assert not torch.equal(first, weights("d", 0, draws=1))
+
+
+def test_stops_at_the_success_asked_for(dataset: Path, tmp_path: Path) -> None:
+    rates = iter([0.0, 0.2, 0.3, 0.9])
+    cfg = config(dataset, tmp_path / "sft", eval_interval=5, stop_at_success=0.3)
+    folder = train_sft(cfg, evaluate=lambda policy: next(rates), on_progress=silent)
+    record = json.loads((folder / "sft.json").read_text())
+    assert record["success"] == [[5, 0.0], [10, 0.2], [15, 0.3]]
+    assert (record["steps"], record["stopped_at_success"]) == (15, True)
+    # An earlier result of the same command is replaced; the last loss is that of all steps since the last entry.
+    never = replace(cfg, sft=replace(cfg.sft, steps=7))
+    record = json.loads((train_sft(never, evaluate=lambda policy: 0.0, on_progress=silent) / "sft.json").read_text())
+    assert (record["steps"], record["stopped_at_success"], len(record["loss"])) == (7, False, 1)
+
+
+def test_learning_rate_warms_up(dataset: Path, tmp_path: Path) -> None:
+    seen = []
+    cfg = config(dataset, tmp_path / "sft", steps=6, warmup_steps=4, lr=0.1)
+    train_sft(cfg, on_progress=silent, on_step=lambda step, metrics: seen.append(metrics["train/sft/lr"]))
+    assert seen == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+
+
+def test_refusals(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sft\.stop_at_success=0\.3 needs evaluations: set sft\.eval_interval"):
+        train_sft(config(dataset, tmp_path / "sft", stop_at_success=0.3))
+    (tmp_path / "precious").mkdir()
+    with pytest.raises(UserError, match=r"sft\.output=.*precious exists and was not made by"):
+        train_sft(config(dataset, tmp_path / "precious"))
+    with pytest.raises(UserError, match="no dataset at"):
+        train_sft(config(tmp_path / "nowhere", tmp_path / "sft"))
