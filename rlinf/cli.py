@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would take the simulators' cores
 
 import typer
 
-from rlinf.errors import UserError
+from rlinf.errors import SimulatorError, UserError
+
+UsageError = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
+EXIT_STATUS: dict[type[BaseException], int] = {UserError: 2, UsageError: 2, SimulatorError: 3, FloatingPointError: 4}
+INTERRUPTED = 130
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
+    epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
+    "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 130 interrupted, 143 "
+    "stopped by SIGTERM after saving.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigName = Annotated[str, typer.Argument(help="Config name under examples/embodiment/config, or a path to a YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value settings, e.g. runner.max_steps=10")]
+ConfigName = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A name under examples/embodiment/config, or a path to a YAML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that win over the file; ~key removes one."),
+]
 
 
-@app.command()
+@app.command(epilog="Example: rlinf train toy_ppo_compact runner.max_steps=2 runner.logger.log_path=logs/try")
 def train(config: ConfigName, overrides: Overrides = None) -> None:
     """Fine-tune a policy with reinforcement learning."""
     from rlinf.config.load import load_config
@@ -40,7 +54,10 @@ def train(config: ConfigName, overrides: Overrides = None) -> None:
     run(cfg)
 
 
-@app.command(name="eval")
+@app.command(
+    name="eval",
+    epilog="Example: rlinf eval toy_ppo_compact runner.ckpt_path=logs/try/toy_ppo_compact/checkpoints/global_step_2",
+)
 def evaluate(config: ConfigName, overrides: Overrides = None) -> None:
     """Play the held-out trials and report success with counts and 95 % intervals."""
     from rlinf.config.load import load_config
@@ -49,7 +66,7 @@ def evaluate(config: ConfigName, overrides: Overrides = None) -> None:
     run(load_config(config, overrides or [], purpose="eval"))
 
 
-@app.command()
+@app.command(epilog="Example: rlinf collect quickstart collect.episodes_per_task=10 collect.output=data/demos")
 def collect(config: ConfigName, overrides: Overrides = None) -> None:
     """Make demonstrations with scripted experts (LeRobot v3 layout)."""
     from rlinf.config.load import load_config
@@ -58,7 +75,7 @@ def collect(config: ConfigName, overrides: Overrides = None) -> None:
     run(load_config(config, overrides or [], purpose="collect"))
 
 
-@app.command()
+@app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")
 def sft(config: ConfigName, overrides: Overrides = None) -> None:
     """Train a policy on demonstrations by imitation."""
     from rlinf.config.load import load_config
@@ -67,7 +84,7 @@ def sft(config: ConfigName, overrides: Overrides = None) -> None:
     run(load_config(config, overrides or [], purpose="sft"))
 
 
-@app.command()
+@app.command(epilog="Example: rlinf plan metaworld_50_ppo_openpi actor.model.size=compact")
 def plan(config: ConfigName, overrides: Overrides = None) -> None:
     """Show where everything would run, the batch arithmetic and a memory estimate; starts nothing."""
     from rlinf.config.describe import describe_plan
@@ -97,35 +114,50 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run, the on
     typer.echo(f"report: {write_report(run_dir)}")
 
 
-@app.command()
+@app.command(epilog="Example: rlinf quickstart --seed 1")
 def quickstart(
     seed: Annotated[int, typer.Option(help="Root of all randomness.")] = 0,
     output: Annotated[Path | None, typer.Option(help="Run folder; default logs/quickstart-seed<seed>.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """From nothing to a better policy on two CPU cores: demonstrations, weak imitation, PPO, success before and after."""
+    """From nothing to a better policy on two CPU cores: demonstrations, weak imitation, PPO, and the proof."""
     from rlinf.quickstart import run_quickstart
 
     run_quickstart(seed, output or Path("logs") / f"quickstart-seed{seed}", overrides or [])
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one line and exit status 2, never a traceback."""
+    """Run a command; what a person can mend is a message and an exit status, never a traceback."""
+    logging.addLevelName(logging.WARNING, "warning")
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
-        app(standalone_mode=False)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        status = app(standalone_mode=False) or 0
+    except tuple(EXIT_STATUS) as error:
+        text = error.format_message() if isinstance(error, UsageError) else str(error)
+        if text:  # `rlinf` alone has shown its help already
+            print(f"error: {text}", file=sys.stderr)
+        status = next(status for kind, status in EXIT_STATUS.items() if isinstance(error, kind))
     except (typer.Abort, KeyboardInterrupt):
+        status = INTERRUPTED
+    if status == INTERRUPTED:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except Exception as error:
-        if type(error).__module__.startswith("click"):  # a wrong command line, in click's own words
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        raise
+        _leave_now()
+    sys.exit(status)
+
+
+def _interrupt(*_: Any) -> None:
+    """The first Ctrl-C unwinds, and everything is closed on the way; a second one does not wait for that."""
+    signal.signal(signal.SIGINT, lambda *_: _leave_now())
+    raise KeyboardInterrupt
+
+
+def _leave_now() -> NoReturn:
+    """Without waiting for threads; simulators end by themselves when their parent is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

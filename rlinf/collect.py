@@ -23,7 +23,7 @@ def collect(
 ) -> list[Any]:
     """Play `epochs` rollouts of `chunks` chunks; returns futures that are done when the rollout ranks hold everything.
 
-    Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` may end an evaluation early.
+    Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` may end an evaluation.
     """
     to_rollout, to_env = plan.routes("env", "rollout", mode), plan.routes("rollout", "env", mode)
     stages = range(plan.stages)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import sys
 from collections.abc import Callable
 
 from rlinf.config.schema import EnvConfig
@@ -31,8 +30,6 @@ def checks() -> list[Check]:
 
 
 def _python() -> str:
-    if sys.version_info < (3, 11):
-        raise UserError(f"Python {platform.python_version()} is too old; 3.11 or newer is needed")
     return platform.python_version()
 
 
@@ -49,7 +46,8 @@ def _torch() -> str:
 def _extras() -> str:
     wanted = ("tensorboard", "pyarrow", "av", "metaworld", "wandb", "swanlab", "ray")
     there = [n for n in wanted if importlib.util.find_spec(n) is not None]
-    return f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(n for n in wanted if n not in there) or 'none'}"
+    lacking = [n for n in wanted if n not in there]
+    return f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(lacking) or 'none'}"
 
 
 def _metaworld_frame() -> str:

@@ -1,5 +1,9 @@
-"""Errors a person can act on."""
+"""Errors the command line explains in a line instead of a traceback."""
 
 
 class UserError(ValueError):
-    """A mistake the user can fix: the CLI prints it as one line, without a traceback, and exits with status 2."""
+    """A mistake the user can fix: exit status 2."""
+
+
+class SimulatorError(RuntimeError):
+    """A simulator kept failing, so the run cannot go on: exit status 3."""

@@ -1,7 +1,7 @@
 """`make quickstart`: from nothing to a better policy on two CPU cores, with proof.
 
-Demonstrations by the scripted expert, a deliberately weak imitation policy, PPO in the real simulator, and success before
-and after on the same held-out layouts in the same mode.
+Demonstrations by the scripted expert, a deliberately weak imitation policy, PPO in the real simulator, and success
+before and after on the same held-out layouts in the same mode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
         f"sft.dataset={folder}/demos",
         f"sft.output={folder}/sft",
     ]
-    cfg = load_config("quickstart", [*own, *overrides], purpose="sft")
+    cfg = load_config("quickstart", [*own, *overrides], purpose="train")
     print("1/4  demonstrations by the scripted expert")
     dataset = collect_demos(cfg)
     print("2/4  a weak policy by imitation")

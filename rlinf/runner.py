@@ -88,7 +88,9 @@ class Runner:
         chunks = rounds * env.max_episode_steps // chunk
         with self.timed("eval"):
             self._episodes()  # what the training envs finished belongs to the training step
-            collect(self.env, self.rollout, self.plan, mode="eval", step=0, epochs=1, chunks=chunks, finished=self._played)
+            collect(
+                self.env, self.rollout, self.plan, mode="eval", step=0, epochs=1, chunks=chunks, finished=self._played
+            )
             self.cluster.get(self.env.call("release", mode="eval"))
             return self._episodes()
 
@@ -121,7 +123,9 @@ class Runner:
             return
         saved = json.loads((folder / "runner.json").read_text())
         if len(saved["env"]) != len(self.plan.env):
-            raise UserError(f"checkpoint {folder} was made with {len(saved['env'])} env ranks, not {len(self.plan.env)}")
+            raise UserError(
+                f"checkpoint {folder} was made with {len(saved['env'])} env ranks, not {len(self.plan.env)}"
+            )
         self.cluster.get(self.actor.call("load", folder / "actor"))
         self.cluster.get(self.env.call("load_state", saved["env"]))
         self.global_step = saved["step"]
@@ -140,7 +144,11 @@ class Runner:
     @contextmanager
     def resident(self, *roles: str) -> Iterator[None]:
         """Holds the named workers in memory for the block, and lets those in plan.offload go after it."""
-        leaving = [{"env": self.env, "rollout": self.rollout, "actor": self.actor}[role] for role in roles if role in self.plan.offload]
+        leaving = [
+            {"env": self.env, "rollout": self.rollout, "actor": self.actor}[role]
+            for role in roles
+            if role in self.plan.offload
+        ]
         for group in leaving:
             self.cluster.get(group.call("onload"))
         yield

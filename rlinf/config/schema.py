@@ -309,6 +309,8 @@ class SftConfig:
     """Evaluate every this many steps; 0 never."""
     stop_at_success: float | None = None
     """Stop once an evaluation reaches this success rate (a deliberately weak start for RL)."""
+    stop_at_most: float | None = None
+    """With stop_at_success: above this rate, go back to the last evaluated weights and continue half as fast."""
     eval_trials: int = 32
     """Training-layout episodes per such evaluation (held-out ids are never used)."""
 

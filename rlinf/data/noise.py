@@ -14,7 +14,7 @@ _STREAMS = {"train": 0, "eval": 1, "reset": 2, "shuffle": 3, "sft": 4, "init": 5
 
 
 def generator(seed: int, stream: str, step: int, *counter: int) -> np.random.Generator:
-    """A numpy generator for (seed, stream, step, up to three counters): Philox, so equal keys give equal numbers anywhere."""
+    """A generator for (seed, stream, step, up to three counters): Philox, so equal keys give equal numbers anywhere."""
     words = [0, *(c & MASK64 for c in counter), 0, 0, 0][:4]  # word 0 counts the draws
     key = [seed & MASK64, ((step << 8) | _STREAMS[stream]) & MASK64]
     return np.random.Generator(np.random.Philox(counter=np.array(words, np.uint64), key=np.array(key, np.uint64)))

@@ -1,4 +1,4 @@
-"""TensorStruct: frozen dataclasses of tensors with cat, stack, slice and device moves written once over their fields."""
+"""TensorStruct: frozen dataclasses of tensors; cat, stack, slice and moves are written once over their fields."""
 
 from __future__ import annotations
 

@@ -64,7 +64,9 @@ class EnvStep(TensorStruct):
     rewards: Tensor  # f32 [B, C]
     terminated: Tensor  # bool [B, C]
     truncated: Tensor  # bool [B, C]
-    valid: Tensor  # bool [B, C]; False where nothing was simulated: a lost step, or an env that waits for the next reset
+    valid: (
+        Tensor  # bool [B, C]; False where nothing was simulated: a lost step, or an env that waits for the next reset
+    )
     lost: Tensor  # bool [B]; True where a simulator died in this chunk: the whole partial episode is worthless
     final_obs: Observation | None = None  # rows in the order of final_rows
     final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
@@ -88,7 +90,11 @@ class EnvStep(TensorStruct):
             return parts[0]
         joined = cls(
             obs=Observation.cat([p.obs for p in parts]),
-            **{n: torch.cat([getattr(p, n) for p in parts]) for n in ("rewards", "terminated", "truncated", "valid", "lost")},
+            rewards=torch.cat([p.rewards for p in parts]),
+            terminated=torch.cat([p.terminated for p in parts]),
+            truncated=torch.cat([p.truncated for p in parts]),
+            valid=torch.cat([p.valid for p in parts]),
+            lost=torch.cat([p.lost for p in parts]),
         )
         offset, finals, rows = 0, [], []
         for part in parts:
@@ -105,11 +111,15 @@ class EnvStep(TensorStruct):
 class PolicyOutput(TensorStruct):
     """What `Policy.predict` returns. Only `actions` travel to the env; the rest stays with the rollout rank."""
 
-    actions: Tensor  # f32 [B, C, A] un-normalised, in the policy's own convention; the bridge converts for the simulator
+    actions: (
+        Tensor  # f32 [B, C, A] un-normalised, in the policy's own convention; the bridge converts for the simulator
+    )
     logprobs: Tensor  # f32 [B, C, A]
     values: Tensor | None  # f32 [B, V]
     replay: dict[str, Tensor]  # what evaluate() needs again
-    cache: dict[str, Tensor] | None = None  # pure functions of frozen weights (prefix KV): kept only while the budget lasts
+    cache: dict[str, Tensor] | None = (
+        None  # pure functions of frozen weights (prefix KV): kept only while the budget lasts
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from rlinf.config.schema import Config, VideoConfig
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import EpisodeRecord, Moment, Observation
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
@@ -43,7 +43,8 @@ class Probe:
 
     def play(self, act: Act) -> Rate:
         """Success of `act` on every id once; equal calls draw equal noise."""
-        step, episodes, chunk = self.env.reset(), [], 0
+        step, chunk = self.env.reset(), 0
+        episodes: list[EpisodeRecord] = []
         while not self.env.done:
             noise = Noise(
                 seed=self.cfg.runner.seed, at=Moment(0, 0, chunk), env_ids=range(self.num_envs), stream="eval"

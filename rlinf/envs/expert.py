@@ -12,8 +12,8 @@ from rlinf.config.schema import EnvConfig
 from rlinf.envs.fleet import scene_arrays
 from rlinf.envs.sim.base import EnvSpec
 from rlinf.envs.spec import env_options, find_simulator
-from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, SimulatorError, command_scenes
-from rlinf.errors import UserError
+from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes
+from rlinf.errors import SimulatorError, UserError
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlinf.envs.sim.base import EnvSpec
-from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, SimulatorError, command_scenes
+from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes
+from rlinf.errors import SimulatorError
 
 logger = logging.getLogger(__name__)
 

@@ -40,5 +40,5 @@ def _means(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     }
     for name in sorted({name for r in records for name in r.extra}):
         values = [r.extra[name] for r in records if name in r.extra]
-        metrics[name] = sum(values) / len(values)
+        metrics[f"extra/{name}"] = sum(values) / len(values)
     return metrics

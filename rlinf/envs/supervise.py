@@ -32,10 +32,6 @@ class SimulatorDiedError(RuntimeError):
     """One simulator process died, hung or answered nonsense; the text says which and shows what it printed last."""
 
 
-class SimulatorError(RuntimeError):
-    """A simulator kept failing: the run cannot go on."""
-
-
 @dataclass(frozen=True)
 class ScenesReply:
     """What a command did, scene by scene."""

@@ -59,8 +59,8 @@ def make_cluster(cfg: Config, plan: Plan) -> Cluster:
     """One process where that is enough."""
     if cfg.cluster.backend == "ray" or len(plan.actor) > 1 or cfg.cluster.num_nodes > 1:
         raise UserError(
-            f"cluster: this plan needs Ray ({len(plan.actor)} actor ranks, {cfg.cluster.num_nodes} nodes), which is not built "
-            "yet; place everything in one process with cluster.component_placement={'actor,env,rollout': '0'}"
+            f"cluster: this plan needs Ray ({len(plan.actor)} actor ranks, {cfg.cluster.num_nodes} nodes), which is "
+            "not built yet; place everything in one process with cluster.component_placement={'actor,env,rollout': '0'}"
         )
     from rlinf.runtime.local import LocalCluster
 

@@ -24,10 +24,10 @@ class LocalGroup:
         return len(self._ranks)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
-        return [
-            pool.submit(lambda w=worker: getattr(w, method)(*map(_resolve, args), **kwargs))
-            for worker, pool in self._ranks
-        ]
+        def run(worker: Worker) -> Any:
+            return getattr(worker, method)(*map(_resolve, args), **kwargs)
+
+        return [pool.submit(run, worker) for worker, pool in self._ranks]
 
     def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
         def run(worker: Worker, route: list[tuple[int, int, int]]) -> Any:

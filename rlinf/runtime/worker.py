@@ -1,4 +1,4 @@
-"""What a worker is: a plain class with blocking methods that knows its rank and its process, and nothing of the runtime."""
+"""What a worker is: a plain class with blocking methods that knows its rank and its process, not the runtime."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Checkpoints that are either complete or absent: written under a temporary name, hashed, renamed.
 
-    <root>/global_step_N/
-      actor/model/...            the policy in HF layout: `rlinf eval` and other tools open it as it is
-      actor/optimizer.safetensors
-      runner.json                step, env states, counters
-      manifest.json              sha256 of every file; written last, before the folder gets its name
+<root>/global_step_N/
+  actor/model/...            the policy in HF layout: `rlinf eval` and other tools open it as it is
+  actor/optimizer.safetensors
+  runner.json                step, env states, counters
+  manifest.json              sha256 of every file; written last, before the folder gets its name
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -9,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class _Log:
 
     loss: list[tuple[int, float]] = field(default_factory=list)  # (step, mean since the last entry)
     success: list[tuple[int, float]] = field(default_factory=list)  # (step, success rate on training layouts)
-    steps: int = 0
+    steps: int = 0  # gradient steps taken, those undone by a step back included
     stopped_at_success: bool = False
 
 
@@ -51,6 +51,8 @@ def train_sft(
     sft, output = cfg.sft, Path(cfg.sft.output)
     if sft.stop_at_success is not None and not sft.eval_interval:
         raise UserError(f"sft.stop_at_success={sft.stop_at_success} needs evaluations: set sft.eval_interval")
+    if sft.stop_at_most is not None and (sft.stop_at_success is None or sft.stop_at_most <= sft.stop_at_success):
+        raise UserError(f"sft.stop_at_most={sft.stop_at_most} must be above sft.stop_at_success={sft.stop_at_success}")
     if output.exists() and not (output / "sft.json").is_file():
         raise UserError(f"sft.output={output} exists and was not made by `rlinf sft`: choose another folder")
     data, start = DemoDataset(sft.dataset), time.perf_counter()
@@ -73,6 +75,56 @@ def train_sft(
     return output
 
 
+class _Trainer:
+    """AdamW with linear warm-up on a dataset; can go back to an earlier point."""
+
+    def __init__(self, policy: Policy, data: DemoDataset, cfg: Config) -> None:
+        self.policy, self.data, self.cfg = policy, data, cfg
+        self.params = [p for _, p in policy.trainable_parameters()]
+        self.optimizer = torch.optim.AdamW(self.params, lr=cfg.sft.lr, weight_decay=cfg.sft.weight_decay)
+        self.batches = data.row_batches(cfg.sft.batch_size, seed=cfg.runner.seed)
+        self.pace = 1.0  # factor on the learning rate
+
+    def step(self, step: int) -> dict[str, float]:
+        """One gradient step, the `step`-th from 0; returns its metrics."""
+        sft = self.cfg.sft
+        lr = sft.lr * self.pace * min(1.0, (step + 1) / max(sft.warmup_steps, 1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss = self._loss(next(self.batches), step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.params, sft.clip_grad))
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the imitation gradient is not finite at step {step}; lower sft.lr={sft.lr}")
+        self.optimizer.step()
+        return {"train/sft/loss": float(loss.detach()), "train/sft/grad_norm": norm, "train/sft/lr": lr}
+
+    def snapshot(self) -> _Snapshot:
+        """The weights and the optimiser as they are."""
+        return _Snapshot(copy.deepcopy(self.policy.state_dict()), copy.deepcopy(self.optimizer.state_dict()))
+
+    def restore(self, snapshot: _Snapshot) -> None:
+        """Go back to a snapshot; the data order is not rewound."""
+        self.policy.load_state_dict(snapshot.weights)
+        self.optimizer.load_state_dict(copy.deepcopy(snapshot.optimizer))
+
+    def _loss(self, rows: list[int], step: int) -> torch.Tensor:
+        """Mean imitation loss of a batch; every sample meets `noise_draws` draws of (noise, time)."""
+        cfg, device = self.cfg, self.params[0].device
+        obs, actions = self.data.batch(rows, self.policy.spec.num_action_chunks)
+        noise = Noise(
+            seed=cfg.runner.seed, at=Moment(step, 0, 0), env_ids=range(len(rows)), device=device, stream="sft"
+        )
+        return self.policy.sft_loss(obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws)
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+
+
 def _train(
     policy: Policy,
     data: DemoDataset,
@@ -81,52 +133,42 @@ def _train(
     on_progress: Callable[[str], None],
     on_step: Callable[[int, dict[str, float]], None],
 ) -> _Log:
-    """AdamW with linear warm-up; stops early when an evaluation reaches `stop_at_success`."""
-    sft, log = cfg.sft, _Log()
-    params = [p for _, p in policy.trainable_parameters()]
-    optimizer = torch.optim.AdamW(params, lr=sft.lr, weight_decay=sft.weight_decay)
-    batches = data.row_batches(sft.batch_size, seed=cfg.runner.seed)
+    """Gradient steps with an evaluation every `eval_interval`.
+
+    With a success band (stop_at_success, stop_at_most) training ends inside it; above it, it goes back to the last
+    point below and continues half as fast, because success jumps within a few steps.
+    """
+    sft, log, trainer = cfg.sft, _Log(), _Trainer(policy, data, cfg)
     recent: list[float] = []
+    below: _Snapshot | None = None
+    interval = next_evaluation = sft.eval_interval
     policy.train()
-    for step, rows in enumerate(islice(batches, sft.steps)):
-        scale = min(1.0, (step + 1) / max(sft.warmup_steps, 1))
-        for group in optimizer.param_groups:
-            group["lr"] = sft.lr * scale
-        loss = _loss(policy, data, rows, cfg, step)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(params, sft.clip_grad))
-        if not math.isfinite(norm):
-            raise FloatingPointError(f"the imitation gradient is not finite at step {step}; lower sft.lr={sft.lr}")
-        optimizer.step()
-        recent.append(float(loss.detach()))
-        log.steps = step + 1
-        on_step(log.steps, {"train/sft/loss": recent[-1], "train/sft/grad_norm": norm, "train/sft/lr": sft.lr * scale})
+    while log.steps < sft.steps and not log.stopped_at_success:
+        metrics = trainer.step(log.steps)
+        recent.append(metrics["train/sft/loss"])
+        log.steps += 1
+        on_step(log.steps, metrics)
         if log.steps % sft.log_interval == 0 or log.steps == sft.steps:
             log.loss.append((log.steps, sum(recent) / len(recent)))
             on_progress(f"sft step {log.steps}/{sft.steps}  loss {log.loss[-1][1]:.4f}")
             recent = []
-        if rate is not None and log.steps % sft.eval_interval == 0:
-            policy.eval()
-            success = rate(policy)
-            policy.train()
-            log.success.append((log.steps, success))
-            on_progress(f"sft step {log.steps}/{sft.steps}  success {100 * success:.1f} % on training layouts")
-            if sft.stop_at_success is not None and success >= sft.stop_at_success:
-                log.stopped_at_success = True
-                break
+        if rate is None or log.steps < next_evaluation:
+            continue
+        policy.eval()
+        success = rate(policy)
+        policy.train()
+        log.success.append((log.steps, success))
+        on_progress(f"sft step {log.steps}/{sft.steps}  success {100 * success:.1f} % on training layouts")
+        if sft.stop_at_most is not None and success > sft.stop_at_most and below is not None:
+            trainer.restore(below)
+            trainer.pace, interval = trainer.pace / 2, max(interval // 2, 1)
+        elif sft.stop_at_success is not None and success >= sft.stop_at_success:
+            log.stopped_at_success = True
+        elif sft.stop_at_most is not None:
+            below = trainer.snapshot()
+        next_evaluation = log.steps + interval
     policy.eval()
     return log
-
-
-def _loss(policy: Policy, data: DemoDataset, rows: list[int], cfg: Config, step: int) -> torch.Tensor:
-    """Mean imitation loss of a batch; every sample meets `noise_draws` draws of (noise, time)."""
-    device = next(policy.parameters()).device
-    rows = [row for row in rows for _ in range(cfg.sft.noise_draws)]
-    obs, actions = data.batch(rows, policy.spec.num_action_chunks)
-    at = Moment(step, 0, 0)
-    noise = Noise(seed=cfg.runner.seed, at=at, env_ids=range(len(rows)), device=device, stream="sft")
-    return policy.sft_loss(obs.to(device), actions.to(device), noise=noise)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlinf.algorithms.advantages import Targets, compute_targets
+from rlinf.algorithms.advantages import compute_targets
 from rlinf.algorithms.losses import compute_loss
 from rlinf.data.arena import Arena
 from rlinf.data.noise import generator
@@ -117,18 +117,17 @@ class ActorWorker(Worker):
         cfg, traj = self.cfg.algorithm, self.trajectory
         chunks, columns = rows // traj.logprobs.shape[1], rows % traj.logprobs.shape[1]
 
-        def take(x: torch.Tensor | None) -> torch.Tensor | None:
-            return None if x is None else x[chunks, columns].to(self.device)
+        def take(x: torch.Tensor) -> torch.Tensor:
+            return x[chunks, columns].to(self.device)
 
         use_critic = cfg.loss_type != "actor"
         new = self.policy.evaluate(
-            {k: v[chunks, columns].to(self.device) for k, v in traj.replay.items()},
+            {k: take(v) for k, v in traj.replay.items()},
             values=use_critic,
             entropy=cfg.entropy_bonus != 0,
             cache=self._cached(rows),
         )
         old_logprobs = take(traj.logprobs)
-        assert old_logprobs is not None
         if measure_gap:
             gap = (new.logprobs.detach() - old_logprobs).abs()
             metrics.add_max("actor/logprob_gap", float(gap.max()))
@@ -137,7 +136,7 @@ class ActorWorker(Worker):
             new=new,
             old_logprobs=old_logprobs,
             old_values=take(traj.values[:-1]) if use_critic and traj.values is not None else None,
-            targets=Targets(**{n: take(getattr(self.targets, n)) for n in Targets.__dataclass_fields__}),
+            targets=self.targets.map(take),
             max_episode_steps=self.cfg.env.train.max_episode_steps,
             critic_only=critic_only,
             compat=self.cfg.compat is not None,
@@ -160,4 +159,3 @@ class ActorWorker(Worker):
                 f"the gradient was not finite for {self.nonfinite_in_a_row} optimiser steps in a row "
                 "(actor.max_nonfinite_steps); lower actor.optim.lr or look at the rewards and values in metrics.jsonl"
             )
-

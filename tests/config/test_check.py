@@ -173,7 +173,7 @@ def test_the_model_learns_what_simulator_and_compat_decide(monkeypatch: pytest.M
 
     monkeypatch.setattr(find_config("openpi"), "completed", completed)
     load_config("toy_ppo_compact", ["compat=rlinf-0.4"], config_dir=CONFIGS, devices=[0])
-    assert told == [(4, "rlinf-0.4")]
+    assert told == [(5, "rlinf-0.4")]
 
 
 def test_registered_names_are_those_of_the_registry() -> None:

@@ -34,7 +34,7 @@ def test_means_over_episodes_and_tasks() -> None:
         "episode_len": 20.0,
         "reward": (1 / 10) / 3,
         "num_trajectories": 3.0,
-        "grasped": 0.5,
+        "extra/grasped": 0.5,
         "task/push/success_once": 0.0,
         "task/push/success_at_end": 0.0,
         "task/reach/success_once": 1.0,

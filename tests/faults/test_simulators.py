@@ -16,9 +16,8 @@ import torch
 
 from rlinf.config.schema import EnvConfig
 from rlinf.envs.spec import env_spec, eval_trials
-from rlinf.envs.supervise import SimulatorError
 from rlinf.envs.vec import VecEnv
-from rlinf.errors import UserError
+from rlinf.errors import SimulatorError, UserError
 
 CHUNK = 4
 Make = Callable[..., VecEnv]

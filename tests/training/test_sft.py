@@ -46,9 +46,10 @@ class LinearPolicy(Policy):
     def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
         self.scale = actions.std(0)
 
-    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise) -> torch.Tensor:
-        states = obs.states + 1e-3 * noise.normal((2,))
-        return ((self.linear(states).view(-1, CHUNK, 2) - actions / self.scale) ** 2).mean()
+    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise, draws: int = 1) -> torch.Tensor:
+        states = obs.states[:, None] + 1e-3 * noise.normal((draws, 2))  # [B, draws, 2]
+        wanted = (actions / self.scale).flatten(1)[:, None]
+        return ((self.linear(states) - wanted) ** 2).mean()
 
     def save_pretrained(self, folder: Path) -> None:
         save_file(self.state_dict(), folder / "model.safetensors")
@@ -119,6 +120,31 @@ def test_stops_at_the_success_asked_for(dataset: Path, tmp_path: Path) -> None:
     assert (record["steps"], record["stopped_at_success"], len(record["loss"])) == (7, False, 1)
 
 
+def test_goes_back_and_slows_down_above_the_band(dataset: Path, tmp_path: Path) -> None:
+    rates, seen, lr = iter([0.1, 0.8, 0.9, 0.25]), [], []
+    cfg = config(
+        dataset, tmp_path / "sft", eval_interval=4, stop_at_success=0.2, stop_at_most=0.4, warmup_steps=1, lr=0.1
+    )
+
+    def evaluate(policy: LinearPolicy) -> float:
+        seen.append(policy.linear.weight.detach().clone())
+        return next(rates)
+
+    folder = train_sft(
+        cfg,
+        evaluate=evaluate,
+        on_progress=silent,
+        on_step=lambda step, metrics: lr.append(metrics["train/sft/lr"]),
+    )
+    record = json.loads((folder / "sft.json").read_text())
+    assert [step for step, _ in record["success"]] == [4, 8, 10, 11]  # 4 apart, then 2, then 1
+    assert lr == pytest.approx([0.1] * 8 + [0.05] * 2 + [0.025])
+    assert record["stopped_at_success"]
+    # One slow step from the point below the band is nearer to it than the point above.
+    assert (seen[3] - seen[0]).norm() < (seen[1] - seen[0]).norm()
+    assert torch.equal(load_file(folder / "model.safetensors")["linear.weight"], seen[3])
+
+
 def test_learning_rate_warms_up(dataset: Path, tmp_path: Path) -> None:
     seen = []
     cfg = config(dataset, tmp_path / "sft", steps=6, warmup_steps=4, lr=0.1)
@@ -129,6 +155,8 @@ def test_learning_rate_warms_up(dataset: Path, tmp_path: Path) -> None:
 def test_refusals(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sft\.stop_at_success=0\.3 needs evaluations: set sft\.eval_interval"):
         train_sft(config(dataset, tmp_path / "sft", stop_at_success=0.3))
+    with pytest.raises(UserError, match=r"sft\.stop_at_most=0\.2 must be above sft\.stop_at_success=0\.3"):
+        train_sft(config(dataset, tmp_path / "sft", eval_interval=5, stop_at_success=0.3, stop_at_most=0.2))
     (tmp_path / "precious").mkdir()
     with pytest.raises(UserError, match=r"sft\.output=.*precious exists and was not made by"):
         train_sft(config(dataset, tmp_path / "precious"))

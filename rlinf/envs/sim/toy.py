@@ -29,6 +29,8 @@ class Options:
     """Distance to the target that counts as success."""
     distance: float = 0.9
     """How far from the agent a target starts."""
+    spread: float = 180.0
+    """Degrees the target's direction may differ from straight right; a narrow spread is learnt without looking."""
     fault: Literal["none", "crash", "hang", "raise", "nan"] = "none"
     """Test hook: how the simulator misbehaves."""
     fault_at: Literal["reset", "step"] = "step"
@@ -83,11 +85,13 @@ class Scene(ReplayState):
         rng = np.random.default_rng([number, layout])
         self._colour = list(COLOURS)[number]
         self.agent = rng.uniform(-0.2, 0.2, 2)
-        angle = rng.uniform(0, 2 * np.pi)
+        spread = np.deg2rad(self.options.spread)
+        angle = rng.uniform(-spread, spread)
         apart = rng.uniform(0.5 * np.pi, 1.5 * np.pi)  # the other dot is never in the way
+        wanted_first = sorted(COLOURS, key=lambda c: c != self._colour)
         self.targets = {
             c: np.clip(self.agent + self.options.distance * np.array([np.cos(a), np.sin(a)]), -0.95, 0.95)
-            for c, a in zip(COLOURS, (angle, angle + apart), strict=True)
+            for c, a in zip(wanted_first, (angle, angle + apart), strict=True)
         }
 
     def task(self) -> str:
