@@ -15,7 +15,7 @@ system:
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,datasets,video,tensorboard,dev]'
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,dev]'
 	@touch $@
 
 quickstart: setup
@@ -31,6 +31,7 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(PY) -m rlinf.metrics.names > docs/metrics.md
+	$(PY) -m rlinf.config.reference > docs/config.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info

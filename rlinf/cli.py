@@ -15,9 +15,9 @@ import typer
 
 from rlinf.errors import SimulatorError, UserError
 
-UsageError = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
-EXIT_STATUS: dict[type[BaseException], int] = {UserError: 2, UsageError: 2, SimulatorError: 3, FloatingPointError: 4}
-INTERRUPTED = 130
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
+MISTAKE, SIMULATOR, DIVERGED, INTERRUPTED = 2, 3, 4, 130  # exit statuses
+EXTRAS = {"pyarrow": "datasets", "PIL": "datasets", "av": "video"}  # optional package -> the extra that brings it
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
@@ -35,7 +35,7 @@ ConfigName = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings that win over the file; ~key removes one."),
+    typer.Argument(metavar="KEY=VALUE", help="Settings that win over the file; ~key removes one."),
 ]
 
 
@@ -43,15 +43,14 @@ Overrides = Annotated[
 def train(config: ConfigName, overrides: Overrides = None) -> None:
     """Fine-tune a policy with reinforcement learning."""
     from rlinf.config.load import load_config
-    from rlinf.jobs import train as run
 
     cfg = load_config(config, overrides or [], purpose="train")
-    if cfg.runner.only_eval:
-        from rlinf.jobs import evaluate
+    from rlinf import jobs
 
-        evaluate(cfg)
-        return
-    run(cfg)
+    if cfg.runner.only_eval:
+        jobs.evaluate(cfg)
+    else:
+        jobs.train(cfg)
 
 
 @app.command(
@@ -61,27 +60,33 @@ def train(config: ConfigName, overrides: Overrides = None) -> None:
 def evaluate(config: ConfigName, overrides: Overrides = None) -> None:
     """Play the held-out trials and report success with counts and 95 % intervals."""
     from rlinf.config.load import load_config
-    from rlinf.jobs import evaluate as run
 
-    run(load_config(config, overrides or [], purpose="eval"))
+    cfg = load_config(config, overrides or [], purpose="eval")
+    from rlinf import jobs
+
+    jobs.evaluate(cfg)
 
 
 @app.command(epilog="Example: rlinf collect quickstart collect.episodes_per_task=10 collect.output=data/demos")
 def collect(config: ConfigName, overrides: Overrides = None) -> None:
     """Make demonstrations with scripted experts (LeRobot v3 layout)."""
     from rlinf.config.load import load_config
-    from rlinf.jobs import collect as run
 
-    run(load_config(config, overrides or [], purpose="collect"))
+    cfg = load_config(config, overrides or [], purpose="collect")
+    from rlinf import jobs
+
+    jobs.collect(cfg)
 
 
 @app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")
 def sft(config: ConfigName, overrides: Overrides = None) -> None:
     """Train a policy on demonstrations by imitation."""
     from rlinf.config.load import load_config
-    from rlinf.jobs import sft as run
 
-    run(load_config(config, overrides or [], purpose="sft"))
+    cfg = load_config(config, overrides or [], purpose="sft")
+    from rlinf import jobs
+
+    jobs.sft(cfg)
 
 
 @app.command(epilog="Example: rlinf plan metaworld_50_ppo_openpi actor.model.size=compact")
@@ -101,7 +106,7 @@ def doctor() -> None:
     from rlinf.doctor import run_checks
 
     if not run_checks(typer.echo):
-        raise typer.Exit(1)
+        raise typer.Exit(MISTAKE)
 
 
 @app.command()
@@ -133,18 +138,33 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        status = app(standalone_mode=False) or 0
-    except tuple(EXIT_STATUS) as error:
-        text = error.format_message() if isinstance(error, UsageError) else str(error)
-        if text:  # `rlinf` alone has shown its help already
-            print(f"error: {text}", file=sys.stderr)
-        status = next(status for kind, status in EXIT_STATUS.items() if isinstance(error, kind))
+        status = app(prog_name="rlinf", standalone_mode=False) or 0
+    except UsageError as error:
+        status = _refused(error.format_message(), MISTAKE)
+    except UserError as error:
+        status = _refused(error, MISTAKE)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        install = f'pip install -c constraints.txt -e ".[{EXTRAS[error.name]}]"'
+        status = _refused(f"the Python package {error.name} is not installed: {install}", MISTAKE)
+    except SimulatorError as error:
+        status = _refused(error, SIMULATOR)
+    except FloatingPointError as error:
+        status = _refused(error, DIVERGED)
     except (typer.Abort, KeyboardInterrupt):
         status = INTERRUPTED
     if status == INTERRUPTED:
         print("interrupted", file=sys.stderr)
         _leave_now()
     sys.exit(status)
+
+
+def _refused(error: object, status: int) -> int:
+    """Say why; `rlinf` alone has shown its help and has nothing to add."""
+    if text := str(error):
+        print(f"error: {text}", file=sys.stderr)
+    return status
 
 
 def _interrupt(*_: Any) -> None:

@@ -21,7 +21,7 @@ def collect(
     chunks: int,
     finished: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
-    """Play `epochs` rollouts of `chunks` chunks; returns futures that are done when the rollout ranks hold everything.
+    """Play `epochs` rollouts of `chunks` chunks; returns futures that are done, or fail, at the end.
 
     Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` may end an evaluation.
     """
@@ -37,8 +37,10 @@ def collect(
                 steps[stage] = env.map("step", Routed(actions, to_env), mode=mode, stage=stage)
             if finished():
                 break
-        if mode == "train":
-            for stage in stages:
-                end = Moment(step, epoch, chunks)
+        for stage in stages:
+            end = Moment(step, epoch, chunks)
+            if mode == "train":
                 done += rollout.map("finish", Routed(steps[stage], to_rollout), stage=stage, at=end)
+            else:
+                done += steps[stage]
     return done

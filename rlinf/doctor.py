@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import fields
 
 from rlinf.config.schema import EnvConfig
-from rlinf.errors import UserError
+from rlinf.envs.spec import available_simulators, env_spec, find_simulator
+from rlinf.errors import NotInstalledError, SimulatorError, UserError
 
 Check = tuple[str, Callable[[], str]]
+MIN_FREE_GB = 2.0
+CHEAP = {"image_size": 64, "render": "fast"}  # used where a simulator has such options
 
 
 def run_checks(say: Callable[[str], None]) -> bool:
@@ -18,7 +26,9 @@ def run_checks(say: Callable[[str], None]) -> bool:
     for name, check in checks():
         try:
             say(f"ok    {name}: {check()}")
-        except UserError as problem:
+        except NotInstalledError as absent:
+            say(f"--    {name}: {absent}")
+        except (UserError, SimulatorError) as problem:
             healthy = False
             say(f"FAIL  {name}: {problem}")
     return healthy
@@ -26,11 +36,40 @@ def run_checks(say: Callable[[str], None]) -> bool:
 
 def checks() -> list[Check]:
     """Every check, cheap ones first."""
-    return [("python", _python), ("torch", _torch), ("extras", _extras), ("metaworld frame", _metaworld_frame)]
+    machine = [
+        ("python", _python),
+        ("machine", _machine),
+        ("files", _files),
+        ("torch", _torch),
+        ("packages", _packages),
+    ]
+    return machine + [(f"simulator {name}", lambda name=name: _frame(name)) for name in available_simulators()]
 
 
 def _python() -> str:
-    return platform.python_version()
+    return f"{platform.python_version()} in {sys.prefix}"
+
+
+def _machine() -> str:
+    page, cores = os.sysconf("SC_PAGE_SIZE"), len(os.sched_getaffinity(0))
+    free, total = (os.sysconf(name) * page / 1e9 for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
+    if total < MIN_FREE_GB:
+        raise UserError(f"{total:.1f} GB of memory is too little; {MIN_FREE_GB:g} GB is the least")
+    return f"{cores} cores, {total:.1f} GB memory, {free:.1f} GB of it unused"
+
+
+def _files() -> str:
+    """Runs write below the working folder and share memory with simulators."""
+    for folder in (".", tempfile.gettempdir()):
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(1 << 20))
+        except OSError as error:
+            raise UserError(f"cannot write to {os.path.abspath(folder)}: {error.strerror}") from error
+    free = shutil.disk_usage(".").free / 1e9
+    if free < MIN_FREE_GB:
+        raise UserError(f"{free:.1f} GB of disk is left here; {MIN_FREE_GB:g} GB is the least")
+    return f"{os.getcwd()} is writable, {free:.0f} GB free"
 
 
 def _torch() -> str:
@@ -43,32 +82,27 @@ def _torch() -> str:
     return f"{torch.__version__} on {device}"
 
 
-def _extras() -> str:
-    wanted = ("tensorboard", "pyarrow", "av", "metaworld", "wandb", "swanlab", "ray")
+def _packages() -> str:
+    wanted = ("tensorboard", "pyarrow", "av", "wandb", "swanlab", "ray")
     there = [n for n in wanted if importlib.util.find_spec(n) is not None]
-    lacking = [n for n in wanted if n not in there]
-    return f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(lacking) or 'none'}"
+    absent = [n for n in wanted if n not in there]
+    return f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(absent) or 'none'}"
 
 
-def _metaworld_frame() -> str:
+def _frame(simulator: str) -> str:
     """Start one simulator process and look at the frame it draws."""
-    if importlib.util.find_spec("metaworld") is None:
-        raise UserError('MetaWorld is not installed; pip install -c constraints.txt -e ".[metaworld]"')
-    from rlinf.envs.spec import env_spec
     from rlinf.envs.vec import VecEnv
 
-    cfg = EnvConfig(
-        env_type="metaworld",
-        task_suite_name="reach-v3",
-        total_num_envs=1,
-        num_processes=1,
-        init_params={"image_size": 64, "render": "fast"},
-    )
+    options = {f.name for f in fields(find_simulator(simulator).Options)}
+    params = {k: v for k, v in CHEAP.items() if k in options}
+    cfg = EnvConfig(env_type=simulator, total_num_envs=1, num_processes=1, init_params=params)
     env = VecEnv(cfg, env_spec(cfg), num_envs=1, first_env=0, mode="train", chunk_size=5, seed=0)
     try:
-        image = env.reset().obs.images[0].float()
+        step = env.reset()
     finally:
         env.close()
+    image = step.obs.images[0].float()
     if float(image.std()) < 1.0:
         raise UserError("the rendered frame is blank; check the GL driver or set MUJOCO_GL=osmesa")
-    return f"{tuple(image.shape)}, mean {float(image.mean()):.0f}, std {float(image.std()):.0f}"
+    height, width, _ = image.shape
+    return f"drew {width} x {height} (mean {float(image.mean()):.0f}), told {step.obs.task_descriptions[0]!r}"

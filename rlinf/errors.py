@@ -5,5 +5,9 @@ class UserError(ValueError):
     """A mistake the user can fix: exit status 2."""
 
 
+class NotInstalledError(UserError):
+    """An optional package is missing."""
+
+
 class SimulatorError(RuntimeError):
     """A simulator kept failing, so the run cannot go on: exit status 3."""

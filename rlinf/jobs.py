@@ -10,6 +10,7 @@ from rlinf.config.schema import Config
 from rlinf.metrics.watch import Watch
 from rlinf.runner import Runner
 from rlinf.runtime.placement import make_plan
+from rlinf.training.checkpoint import step_of
 
 STOPPED_BY_SIGNAL = 143  # exit status of a run that saved and left because of SIGTERM
 
@@ -25,11 +26,11 @@ def train(cfg: Config) -> None:
         runner.close()
 
 
-def evaluate(cfg: Config, *, step: int = 0) -> dict[str, float]:
-    """Play the held-out trials once; prints the rate and writes eval/step_<step>.json."""
+def evaluate(cfg: Config) -> dict[str, float]:
+    """Play the held-out trials once; prints the rate and writes eval/step_N.json, N being the checkpoint's step."""
     runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
     try:
-        runner.global_step = step
+        runner.global_step = step_of(cfg.runner.ckpt_path)
         return runner.evaluate()
     finally:
         runner.close()

@@ -37,6 +37,7 @@ class Runner:
         self.global_step = 0
         self.stop_requested = False
         self.times: dict[str, float] = {}
+        self.resume_from = self._find_resume()  # before anything heavy: it may refuse
         self.cluster = make_cluster(cfg, plan)
         self.rollout = self.cluster.launch(RolloutWorker, "rollout")
         self.env = self.cluster.launch(EnvWorker, "env")
@@ -46,6 +47,7 @@ class Runner:
         """Every remaining step, with evaluations and checkpoints where they are due."""
         self.resume()
         self.watch.start(self.global_step, self.total_steps)
+        self.times = {}
         with self._stop_on_sigterm():
             while self.global_step < self.total_steps and not self.stop_requested:
                 with self.timed("step"):
@@ -78,19 +80,21 @@ class Runner:
     def evaluate(self) -> dict[str, float]:
         """Success on the held-out trials; writes eval/step_N.json."""
         records = self.play_trials()
-        self.watch.evaluated(self.global_step, records)
-        return {f"eval/{k}": v for k, v in summarise(records).items()}
+        groups = env_spec(self.cfg.env.eval).task_groups
+        self.watch.evaluated(self.global_step, records, groups)
+        return {f"eval/{k}": v for k, v in summarise(records, groups).items()}
 
     def play_trials(self) -> list[EpisodeRecord]:
         """Every held-out trial once, with the deterministic sampler and the same noise each time."""
         env, chunk = self.cfg.env.eval, self.cfg.actor.model.num_action_chunks
         rounds = math.ceil(len(eval_trials(env, env_spec(env))) / env.total_num_envs)
-        chunks = rounds * env.max_episode_steps // chunk
+        chunks = (rounds + env.max_restarts) * env.max_episode_steps // chunk  # lost trials are played again
         with self.timed("eval"):
             self._episodes()  # what the training envs finished belongs to the training step
-            collect(
+            played = collect(
                 self.env, self.rollout, self.plan, mode="eval", step=0, epochs=1, chunks=chunks, finished=self._played
             )
+            self.cluster.get(played)
             self.cluster.get(self.env.call("release", mode="eval"))
             return self._episodes()
 
@@ -116,9 +120,7 @@ class Runner:
 
     def resume(self) -> None:
         """Continue from runner.resume_dir, exactly where that run stood."""
-        if self.cfg.runner.resume_dir is None:
-            return
-        folder = find_resume(self.folder / "checkpoints", self.cfg.runner.resume_dir, self.watch.warn)
+        folder = self.resume_from
         if folder is None:
             return
         saved = json.loads((folder / "runner.json").read_text())
@@ -154,6 +156,13 @@ class Runner:
         yield
         for group in leaving:
             self.cluster.get(group.call("offload"))
+
+    def _find_resume(self) -> Path | None:
+        """The checkpoint that runner.resume_dir means."""
+        wanted = self.cfg.runner.resume_dir
+        if wanted is None or self.cfg.runner.only_eval:
+            return None
+        return find_resume(self.folder / "checkpoints", wanted, self.watch.warn)
 
     def _due(self, interval: int) -> bool:
         return interval > 0 and (self.global_step % interval == 0 or self.global_step == self.total_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from rlinf.config.load import load_config
@@ -19,3 +20,20 @@ def toy_config(folder: Path, *overrides: str, name: str = "toy_ppo_compact") -> 
 
 def make_runner(cfg: Config) -> Runner:
     return Runner(cfg, make_plan(cfg, [0]), watch=Watch(cfg))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie nobody reaps does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_gone(pids: list[int]) -> bool:
+    """Whether all of them end within half a minute."""
+    for _ in range(300):
+        if not any(map(is_alive, pids)):
+            return True
+        time.sleep(0.1)
+    return False

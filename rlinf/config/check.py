@@ -17,6 +17,7 @@ from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec
 from rlinf.runtime.placement import COMPONENTS, Plan, make_plan
+from rlinf.training.checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,11 @@ def _check_runner(cfg: Config) -> None:
             raise UserError(f"{key}={value} must be positive")
     if runner.keep_checkpoints < 0:
         raise UserError(f"runner.keep_checkpoints={runner.keep_checkpoints} must be 0 (keep all) or positive")
+    if runner.only_eval and runner.resume_dir is not None and runner.ckpt_path is None:
+        raise UserError(
+            f"runner.resume_dir={runner.resume_dir} continues a training run; evaluate a checkpoint with "
+            "runner.ckpt_path=<...>/global_step_N"
+        )
     for name in runner.logger.logger_backends:
         if name not in LOGGERS:
             raise UserError(f"runner.logger.logger_backends: unknown {name!r}; available: {', '.join(LOGGERS)}")
@@ -109,6 +115,8 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
         raise UserError(f"actor.model.precision={model.precision!r} must be fp32, bf16 or null")
     if purpose == "plan":
         return
+    if cfg.runner.ckpt_path is not None:
+        verify_ckpt_path(cfg.runner.ckpt_path)
     if is_placeholder(model.model_path):
         raise UserError(
             f"{key}={model.model_path!r} is a placeholder; set it to the folder of the downloaded checkpoint"
@@ -252,7 +260,9 @@ def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
         legal = [b for b in range(micro * ranks, size + 1, micro * ranks) if size % b == 0]
         below, above = [b for b in legal if b < batch][-1:], [b for b in legal if b > batch][:1]
         near = (
-            f"nearest are {' and '.join(map(str, below + above))}" if legal else f"micro_batch_size={micro} fits none"
+            f"nearest {'is' if len(below + above) == 1 else 'are'} {' and '.join(map(str, below + above))}"
+            if legal
+            else f"micro_batch_size={micro} fits none"
         )
         chunks = train.max_steps_per_rollout_epoch // policy.num_action_chunks
         raise UserError(

@@ -241,4 +241,6 @@ def _shown(path: Path) -> str:
 
 
 def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
+    """The message without OmegaConf's notes on its own types."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line and line != "full_key:" and not line.startswith("object_type="))

@@ -32,7 +32,10 @@ def convert(
     missing = [f.name for f in fields(cls) if f.name not in values and not _has_default(f)]
     if missing:
         raise UserError(f"{_join(path, missing[0])} is required")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ValueError as error:  # a rule of the class itself
+        raise UserError(f"{origin(path)}: {path}: {error}") from error
 
 
 def unknown_key(path: str, siblings: set[str], origin: Origin, all_keys: frozenset[str]) -> UserError:

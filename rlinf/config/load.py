@@ -17,6 +17,7 @@ from rlinf.config.schema import Config, EnvConfig
 from rlinf.envs.spec import available_simulators, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, available_models, find_config
+from rlinf.training.checkpoint import policy_folder
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,10 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
         if get(composed.tree, f"env.{name}") is not ABSENT:
             _check_simulator(composed, env, f"env.{name}")
             privileged = env_spec(env, f"env.{name}").critic_state_dim
-    if model.size != "base" and is_placeholder(model.model_path):
+    trained = policy_folder(cfg.runner.ckpt_path) if cfg.runner.ckpt_path is not None else None
+    if trained is not None:
+        model = replace(model, model_path=str(trained))
+    elif model.size != "base" and is_placeholder(model.model_path):
         model = replace(model, model_path=None)
     return model.completed(critic_state_dim=privileged, compat=cfg.compat)
 

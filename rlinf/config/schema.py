@@ -310,7 +310,7 @@ class SftConfig:
     stop_at_success: float | None = None
     """Stop once an evaluation reaches this success rate (a deliberately weak start for RL)."""
     stop_at_most: float | None = None
-    """With stop_at_success: above this rate, go back to the last evaluated weights and continue half as fast."""
+    """With stop_at_success: above this rate, move back towards the last evaluated weights until inside the band."""
     eval_trials: int = 32
     """Training-layout episodes per such evaluation (held-out ids are never used)."""
 

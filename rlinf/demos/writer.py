@@ -48,7 +48,10 @@ class DatasetWriter:
         self.folder, self.spec, self.file_bytes = folder, spec, file_bytes
         self._work = folder.with_name(f".tmp-{folder.name}")
         shutil.rmtree(self._work, ignore_errors=True)
-        self._work.mkdir(parents=True)
+        try:
+            self._work.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"collect.output={folder} cannot be written: {error.strerror}") from error
         self._features = features(spec)
         self._schema = _schema(self._features)
         self._tasks: dict[str, int] = {}

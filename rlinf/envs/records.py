@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlinf.data.types import EpisodeRecord
-from rlinf.metrics.stats import wilson_interval
+from rlinf.metrics.stats import Rate, wilson_interval
 
-__all__ = ["per_task", "summarise", "wilson_interval"]
+__all__ = ["group_rates", "per_task", "summarise", "wilson_interval"]
 
 
-def summarise(records: Sequence[EpisodeRecord]) -> dict[str, float]:
-    """Means over episodes, and over each task's episodes where there are several tasks; empty without episodes."""
+def summarise(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:
+    """Means over episodes, over each task's where there are several, over groups of tasks; empty without episodes."""
     if not records:
         return {}
     metrics = _means(records) | {"num_trajectories": float(len(records))}
@@ -20,7 +20,17 @@ def summarise(records: Sequence[EpisodeRecord]) -> dict[str, float]:
         for task, own in tasks.items():
             means = _means(own)
             metrics |= {f"task/{task}/{name}": means[name] for name in ("success_once", "success_at_end")}
+    rates = group_rates(records, groups or {})
+    if rates:
+        metrics |= {f"group/{name}/success_once": rate.rate for name, rate in rates.items()}
+        metrics["group_average"] = sum(rate.rate for rate in rates.values()) / len(rates)
     return metrics
+
+
+def group_rates(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]]) -> dict[str, Rate]:
+    """success_once of each group of tasks that was played, with counts."""
+    rates = {name: Rate.of(r.success_once for r in records if r.task in tasks) for name, tasks in groups.items()}
+    return {name: rate for name, rate in rates.items() if rate.trials}
 
 
 def per_task(records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.envs.spec import SIM_DIR
-from rlinf.errors import UserError
+from rlinf.errors import NotInstalledError, UserError
 
 HEADER = struct.Struct("<I")
 START_DEADLINE_S = 300.0  # importing a simulator on a loaded machine
@@ -115,7 +115,7 @@ class SimProcess:
             raise reply
         if "missing_module" in reply:
             self.kill()
-            raise UserError(
+            raise NotInstalledError(
                 f"simulator {self._simulator!r} needs the Python package {reply['missing_module']!r} in "
                 f"{self._python or sys.executable}; pip install -r requirements/envs/{self._simulator}.txt"
             )

@@ -170,7 +170,11 @@ class VecEnv:
     def load_state(self, saved: Mapping[str, Any]) -> EnvStep:
         """Continue from `state()`; returns the observation the envs stand at."""
         if len(saved["episodes"]) != self.num_envs:
-            raise UserError(f"the saved state holds {len(saved['episodes'])} envs, these are {self.num_envs}")
+            there = len(saved["episodes"])
+            raise UserError(
+                f"the checkpoint was made with {there} envs per env rank and stage, not {self.num_envs}; "
+                "keep env.train.total_num_envs and rollout.pipeline_stage_num, or start from runner.ckpt_path"
+            )
         self._parked = None
         self._start()
         self._begun = saved["begun"]

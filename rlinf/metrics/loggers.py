@@ -36,15 +36,18 @@ class MetricLogger:
     """
 
     def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], *, resume_step: int | None) -> None:
-        makers = [_backend_maker(name) for name in cfg.logger_backends]
+        check_backends(cfg)
         folder = Path(cfg.log_path)
         folder.mkdir(parents=True, exist_ok=True)
         _write_yaml(folder / "config.yaml", config_dict)
         self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step=resume_step)
-        self._backends = {
-            name: make(cfg, config_dict, resume_step) for name, make in zip(cfg.logger_backends, makers, strict=True)
-        }
+        self._backends = {name: BACKENDS[name](cfg, config_dict, resume_step) for name in cfg.logger_backends}
         self._warned: set[str] = set()
+
+    @property
+    def last_step(self) -> int:
+        """The last step in metrics.jsonl; -1 before the first."""
+        return self._jsonl.last_step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step; an undocumented name is an error, a backend that fails is a warning."""
@@ -107,7 +110,6 @@ class TensorBoardBackend:
     """`<log_path>/tensorboard`, with the resolved config beside the events."""
 
     def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
-        _need("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         folder = Path(cfg.log_path) / "tensorboard"
@@ -128,14 +130,15 @@ class WandbBackend:
     """`<log_path>/wandb`; offline unless asked (`wandb sync` sends it later). A resumed run keeps its id."""
 
     def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
-        _need("wandb")
         import wandb
 
         id_file = Path(cfg.log_path) / "wandb" / "run_id"
         if not resume_step or not id_file.exists():
             id_file.parent.mkdir(parents=True, exist_ok=True)
             id_file.write_text(uuid.uuid4().hex[:8])
-        proxy = {"http_proxy": cfg.wandb_proxy, "https_proxy": cfg.wandb_proxy} if cfg.wandb_proxy else {}
+        proxy: dict[str, Any] = (
+            {"http_proxy": cfg.wandb_proxy, "https_proxy": cfg.wandb_proxy} if cfg.wandb_proxy else {}
+        )
         self._run = _start(
             "wandb",
             lambda: wandb.init(
@@ -162,12 +165,6 @@ class SwanlabBackend:
     """`<log_path>/swanlab`; each start, resumed ones too, is a run of its own there."""
 
     def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
-        _need("swanlab")
-        if cfg.swanlab_mode == "local" and find_spec("swanboard") is None:
-            raise UserError(
-                "runner.logger.swanlab_mode=local needs SwanLab's dashboard: "
-                'pip install "swanlab[dashboard]", or set runner.logger.swanlab_mode=offline'
-            )
         import swanlab
 
         folder = Path(cfg.log_path) / "swanlab"
@@ -194,21 +191,24 @@ Maker = Callable[[LoggerConfig, Mapping[str, Any], int | None], Backend]
 BACKENDS: dict[str, Maker] = {"tensorboard": TensorBoardBackend, "wandb": WandbBackend, "swanlab": SwanlabBackend}
 
 
-def _backend_maker(name: str) -> Maker:
-    if name not in BACKENDS:
-        near = difflib.get_close_matches(name, BACKENDS, n=1, cutoff=0.0)[0]
-        raise UserError(
-            f"runner.logger.logger_backends: {name!r} is not one of {', '.join(BACKENDS)}; nearest is {near!r}"
-        )
-    return BACKENDS[name]
-
-
-def _need(package: str) -> None:
-    if find_spec(package) is None:
-        raise UserError(
-            f"runner.logger.logger_backends asks for {package}, which is not installed: "
-            f'pip install "rlinf[{package}]", or take {package} out of the list'
-        )
+def check_backends(cfg: LoggerConfig) -> None:
+    """Refuse a backend that does not exist or is not installed; cheap, so that it can come before hours of work."""
+    for name in cfg.logger_backends:
+        if name not in BACKENDS:
+            near = difflib.get_close_matches(name, BACKENDS, n=1, cutoff=0.0)[0]
+            raise UserError(
+                f"runner.logger.logger_backends: {name!r} is not one of {', '.join(BACKENDS)}; nearest is {near!r}"
+            )
+        if find_spec(name) is None:
+            raise UserError(
+                f"runner.logger.logger_backends asks for {name}, which is not installed: "
+                f'pip install "rlinf[{name}]", or take {name} out of the list'
+            )
+        if name == "swanlab" and cfg.swanlab_mode == "local" and find_spec("swanboard") is None:
+            raise UserError(
+                "runner.logger.swanlab_mode=local needs SwanLab's dashboard: "
+                'pip install "swanlab[dashboard]", or set runner.logger.swanlab_mode=offline'
+            )
 
 
 def _start(name: str, init: Callable[[], Any]) -> Any:

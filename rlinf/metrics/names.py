@@ -136,6 +136,8 @@ def _episode_rows(prefix: str, whose: str) -> tuple[Metric, ...]:
             Metric(f"{prefix}/success_len_{k}", "share", f"{whose} that solved at least {k} subtasks in a row (CALVIN)")
             for k in range(1, 6)
         ),
+        Metric(f"{prefix}/group/<group>/success_once", "share", f"success_once of {whose} in a group of tasks"),
+        Metric(f"{prefix}/group_average", "share", f"mean over the groups of tasks (difficulty classes) of {whose}"),
         Metric(f"{prefix}/task/<task>/success_once", "share", f"success_once of one task's {whose}"),
         Metric(f"{prefix}/task/<task>/success_at_end", "share", f"success_at_end of one task's {whose}"),
         Metric(f"{prefix}/task/<task>/return", "reward", f"return of one task's {whose}"),
@@ -223,9 +225,9 @@ the names of older guides. `actor/loss` is the policy loss, as those guides desc
 A run logs the rows that apply to it: no critic, no `train/critic/...`; no evaluation in a step, no `eval/...`.
 
 Reduction says how the values of micro batches and ranks become one number. A mean is weighted by the number of unmasked
-entries (or episodes) behind each value; a timer sums within a rank and shows the slowest rank. `<task>` and `<phase>`
-stand for one path component. Values that are not finite are `null` in `metrics.jsonl`. Apart from `time/...`, a resumed
-run logs what an uninterrupted one logs.
+entries (or episodes) behind each value; a timer sums within a rank and shows the slowest rank. `<task>`, `<group>` and
+`<phase>` stand for one path component. Values that are not finite are `null` in `metrics.jsonl`. Apart from `time/...`,
+a resumed run logs what an uninterrupted one logs.
 """
 
 

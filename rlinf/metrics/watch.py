@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.records import summarise
+from rlinf.envs.records import group_rates, summarise
+from rlinf.errors import UserError
 from rlinf.metrics.console import RunConsole
-from rlinf.metrics.loggers import MetricLogger
+from rlinf.metrics.loggers import MetricLogger, check_backends
 from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
 
@@ -22,8 +23,12 @@ class Watch:
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.folder = Path(cfg.runner.logger.log_path)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.console = RunConsole(self.folder)
+        if not cfg.runner.only_eval:
+            check_backends(cfg.runner.logger)
+        try:
+            self.console = RunConsole(self.folder)
+        except OSError as error:
+            raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
 
@@ -36,18 +41,22 @@ class Watch:
         self._open(step).log(step, metrics)
         self.console.step(step, metrics)
 
-    def evaluated(self, step: int, records: Sequence[EpisodeRecord]) -> None:
-        """Writes eval/step_N.json with every episode and its counts, and shows the rate with its interval."""
+    def evaluated(
+        self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Writes eval/step_N.json with every episode and its counts, and shows the rates with their intervals."""
         folder = self.folder / "eval"
         folder.mkdir(exist_ok=True)
         rate = Rate.of(r.success_once for r in records)
+        rates = group_rates(records, groups or {})
         path = folder / f"step_{step}.json"
         path.write_text(
             json.dumps(
                 {
                     "step": step,
                     "success_once": asdict(rate),
-                    "metrics": summarise(records),
+                    "groups": {name: asdict(group) for name, group in rates.items()},
+                    "metrics": summarise(records, groups),
                     "episodes": [r.to_json() for r in records],
                 },
                 indent=1,
@@ -55,15 +64,18 @@ class Watch:
         )
         self.evaluations.append(path)
         self.console.say(f"evaluation at step {step}: success {rate}")
+        for name, group in rates.items():
+            self.console.say(f"  {name:<10} {group}")
 
     def warn(self, message: str) -> None:
         self.console.say(f"warning: {message}")
 
     def close(self) -> None:
-        """Closes the loggers and writes report.html."""
+        """Closes the loggers and writes report.html, unless the run ended before there was anything to show."""
         self.console.stop()
         if self.logger is not None:
             self.logger.close()
+        if self.evaluations or (self.logger is not None and self.logger.last_step > 0):
             write_report(self.folder)
 
     def _open(self, step: int) -> MetricLogger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -58,8 +59,7 @@ def read_tensors(source: Path) -> Iterator[tuple[str, Tensor]]:
     """Name and tensor, one at a time, of a folder in HF layout, a .safetensors file or an imported .pt."""
     for file in weight_files(source):
         if file.suffix == ".pt":
-            # Published RL checkpoints are pickles; weights_only refuses everything but tensors. We never write them.
-            yield from torch.load(file, map_location="cpu", weights_only=True).items()
+            yield from _read_pickle(file).items()
             continue
         try:
             with safe_open(file, "pt") as tensors:
@@ -67,6 +67,17 @@ def read_tensors(source: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, tensors.get_tensor(name)
         except SafetensorError as error:
             raise UserError(f"{file} cannot be read ({error}); copy it again") from error
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    """Published RL checkpoints are pickles; weights_only refuses everything but tensors. We never write them."""
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise UserError(f"{file} cannot be read as plain tensors ({str(error).splitlines()[0]})") from error
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise UserError(f"{file} is not a table of named tensors; pass the file of the model's weights alone")
+    return content
 
 
 def weight_files(source: Path) -> list[Path]:

@@ -60,6 +60,11 @@ class ModelConfig:
     num_images_in_input: int = 1
     """Cameras fed to the model: the main one first, then wrist cameras."""
 
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Compact configurations that cover the model; tests/contracts builds and checks each of them."""
+        raise NotImplementedError
+
     def completed(self, *, critic_state_dim: int, compat: str | None) -> Self:
         """This block with what only the rest of the config knows: the simulator's privileged state and `compat`."""
         return self

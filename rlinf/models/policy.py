@@ -65,6 +65,10 @@ class Policy(nn.Module):
         """Write config.json, weights as safetensors, normalisation statistics and tokenizer: `build` reads it back."""
         raise NotImplementedError
 
+    def load_weights(self, file: Path) -> None:
+        """Replace the weights by those of one file (.safetensors, or .pt read weights-only), strictly."""
+        raise NotImplementedError
+
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What the optimiser steps and weight sync sends."""
         return ((n, p) for n, p in self.named_parameters() if p.requires_grad)

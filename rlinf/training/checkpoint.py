@@ -97,6 +97,30 @@ def find_resume(root: Path, resume_dir: str, warn: Callable[[str], None]) -> Pat
     return None
 
 
+def policy_folder(ckpt_path: str) -> Path | None:
+    """The policy that `runner.ckpt_path` means: inside global_step_N, or the folder itself; None for a file."""
+    folder = Path(ckpt_path).expanduser()
+    inside = folder / "actor" / "model"
+    return inside if inside.is_dir() else folder if folder.is_dir() else None
+
+
+def verify_ckpt_path(ckpt_path: str) -> None:
+    """Refuse weights that are not there, or that differ from the manifest of the checkpoint they lie in."""
+    path = Path(ckpt_path).expanduser()
+    if not path.exists():
+        found = ", ".join(p.name for p in _numbered(path.parent)) or "no checkpoints"
+        raise UserError(f"runner.ckpt_path={ckpt_path} does not exist; there: {found}")
+    for folder in (path, *path.absolute().parents[:2]):  # global_step_N, or global_step_N/actor/model
+        if NAME.search(folder.name) and folder.is_dir():
+            Manifest.read(folder)
+
+
+def step_of(ckpt_path: str | None) -> int:
+    """The training step a checkpoint path names; 0 where it names none."""
+    names = [NAME.search(part) for part in Path(ckpt_path or "").parts]
+    return next((int(m.group(1)) for m in names if m), 0)
+
+
 def config_hash(cfg: Any) -> str:
     """Identifies a config by its values."""
     return hashlib.sha256(json.dumps(asdict(cfg), sort_keys=True, default=str).encode()).hexdigest()[:16]

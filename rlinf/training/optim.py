@@ -7,6 +7,7 @@ import math
 import torch
 
 from rlinf.config.schema import OptimConfig
+from rlinf.errors import UserError
 from rlinf.models.policy import Policy
 
 VALUE_HEAD = "value_head"  # parameters whose name contains this learn at value_lr
@@ -59,6 +60,9 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     for key, value in tensors.items():
         name, field = key.rsplit("/", 1)
         if name not in params:
-            raise ValueError(f"optimiser state holds {name!r}, which the policy does not train")
+            raise UserError(
+                f"the checkpoint's optimiser trained {name}, which this configuration does not; "
+                "resume with the run's own settings, or start from runner.ckpt_path"
+            )
         device = params[name].device if field != "step" else torch.device("cpu")
         optimizer.state[params[name]][field] = value.to(device).clone()

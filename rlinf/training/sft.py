@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import shutil
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rlinf.config.schema import Config
+from rlinf.config.schema import Config, SftConfig
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment
 from rlinf.demos.dataset import DemoDataset
@@ -25,6 +24,7 @@ from rlinf.errors import UserError
 from rlinf.models.policy import Policy, find_policy
 
 Evaluate = Callable[[Policy], float]
+MAX_BISECTIONS = 8
 
 
 @dataclass
@@ -33,7 +33,7 @@ class _Log:
 
     loss: list[tuple[int, float]] = field(default_factory=list)  # (step, mean since the last entry)
     success: list[tuple[int, float]] = field(default_factory=list)  # (step, success rate on training layouts)
-    steps: int = 0  # gradient steps taken, those undone by a step back included
+    steps: int = 0
     stopped_at_success: bool = False
 
 
@@ -76,19 +76,18 @@ def train_sft(
 
 
 class _Trainer:
-    """AdamW with linear warm-up on a dataset; can go back to an earlier point."""
+    """AdamW with linear warm-up on a dataset."""
 
     def __init__(self, policy: Policy, data: DemoDataset, cfg: Config) -> None:
         self.policy, self.data, self.cfg = policy, data, cfg
         self.params = [p for _, p in policy.trainable_parameters()]
         self.optimizer = torch.optim.AdamW(self.params, lr=cfg.sft.lr, weight_decay=cfg.sft.weight_decay)
         self.batches = data.row_batches(cfg.sft.batch_size, seed=cfg.runner.seed)
-        self.pace = 1.0  # factor on the learning rate
 
     def step(self, step: int) -> dict[str, float]:
         """One gradient step, the `step`-th from 0; returns its metrics."""
         sft = self.cfg.sft
-        lr = sft.lr * self.pace * min(1.0, (step + 1) / max(sft.warmup_steps, 1))
+        lr = sft.lr * min(1.0, (step + 1) / max(sft.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = self._loss(next(self.batches), step)
@@ -100,15 +99,6 @@ class _Trainer:
         self.optimizer.step()
         return {"train/sft/loss": float(loss.detach()), "train/sft/grad_norm": norm, "train/sft/lr": lr}
 
-    def snapshot(self) -> _Snapshot:
-        """The weights and the optimiser as they are."""
-        return _Snapshot(copy.deepcopy(self.policy.state_dict()), copy.deepcopy(self.optimizer.state_dict()))
-
-    def restore(self, snapshot: _Snapshot) -> None:
-        """Go back to a snapshot; the data order is not rewound."""
-        self.policy.load_state_dict(snapshot.weights)
-        self.optimizer.load_state_dict(copy.deepcopy(snapshot.optimizer))
-
     def _loss(self, rows: list[int], step: int) -> torch.Tensor:
         """Mean imitation loss of a batch; every sample meets `noise_draws` draws of (noise, time)."""
         cfg, device = self.cfg, self.params[0].device
@@ -119,10 +109,53 @@ class _Trainer:
         return self.policy.sft_loss(obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws)
 
 
-@dataclass(frozen=True)
-class _Snapshot:
-    weights: dict[str, torch.Tensor]
-    optimizer: dict[str, Any]
+class _Examiner:
+    """Evaluates while training runs and decides when it is over."""
+
+    def __init__(
+        self, policy: Policy, sft: SftConfig, rate: Evaluate, log: _Log, on_progress: Callable[[str], None]
+    ) -> None:
+        self.policy, self.sft, self.rate, self.log, self.on_progress = policy, sft, rate, log, on_progress
+        self.below = self._weights()  # the last point under the band
+
+    def passed(self) -> bool:
+        """Evaluate the policy; True once its success is where it was asked to be."""
+        success = self._success(f"sft step {self.log.steps}/{self.sft.steps}")
+        if self.sft.stop_at_success is None or success < self.sft.stop_at_success:
+            self.below = self._weights()
+            return False
+        if self.sft.stop_at_most is not None and success > self.sft.stop_at_most:
+            self._step_back(self.sft.stop_at_success, self.sft.stop_at_most)
+        return True
+
+    def _step_back(self, low: float, high: float) -> None:
+        """Bisect the straight line from the last point below the band to this one, which is above it.
+
+        Success jumps within a few gradient steps but is continuous along the line, so some point of it lies inside.
+        """
+        above, left, right = self._weights(), 0.0, 1.0
+        for _ in range(MAX_BISECTIONS):
+            middle = (left + right) / 2
+            moved = {k: torch.lerp(v, above[k], middle) for k, v in self.below.items() if v.is_floating_point()}
+            self.policy.load_state_dict(above | moved)
+            success = self._success(f"sft stepping back to {middle:.3f} of the last stretch")
+            if success > high:
+                right = middle
+            elif success < low:
+                left = middle
+            else:
+                return
+
+    def _success(self, where: str) -> float:
+        self.policy.eval()
+        success = self.rate(self.policy)
+        self.policy.train()
+        self.log.success.append((self.log.steps, success))
+        self.on_progress(f"{where}  success {100 * success:.1f} % on training layouts")
+        return success
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {k: v.detach().clone() for k, v in self.policy.state_dict().items()}
 
 
 def _train(
@@ -133,15 +166,10 @@ def _train(
     on_progress: Callable[[str], None],
     on_step: Callable[[int, dict[str, float]], None],
 ) -> _Log:
-    """Gradient steps with an evaluation every `eval_interval`.
-
-    With a success band (stop_at_success, stop_at_most) training ends inside it; above it, it goes back to the last
-    point below and continues half as fast, because success jumps within a few steps.
-    """
+    """Gradient steps, with an evaluation every `eval_interval`; one that passes ends them."""
     sft, log, trainer = cfg.sft, _Log(), _Trainer(policy, data, cfg)
+    examiner = _Examiner(policy, sft, rate, log, on_progress) if rate is not None else None
     recent: list[float] = []
-    below: _Snapshot | None = None
-    interval = next_evaluation = sft.eval_interval
     policy.train()
     while log.steps < sft.steps and not log.stopped_at_success:
         metrics = trainer.step(log.steps)
@@ -152,21 +180,8 @@ def _train(
             log.loss.append((log.steps, sum(recent) / len(recent)))
             on_progress(f"sft step {log.steps}/{sft.steps}  loss {log.loss[-1][1]:.4f}")
             recent = []
-        if rate is None or log.steps < next_evaluation:
-            continue
-        policy.eval()
-        success = rate(policy)
-        policy.train()
-        log.success.append((log.steps, success))
-        on_progress(f"sft step {log.steps}/{sft.steps}  success {100 * success:.1f} % on training layouts")
-        if sft.stop_at_most is not None and success > sft.stop_at_most and below is not None:
-            trainer.restore(below)
-            trainer.pace, interval = trainer.pace / 2, max(interval // 2, 1)
-        elif sft.stop_at_success is not None and success >= sft.stop_at_success:
-            log.stopped_at_success = True
-        elif sft.stop_at_most is not None:
-            below = trainer.snapshot()
-        next_evaluation = log.steps + interval
+        if examiner is not None and log.steps % sft.eval_interval == 0:
+            log.stopped_at_success = examiner.passed()
     policy.eval()
     return log
 

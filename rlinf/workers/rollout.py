@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -21,7 +22,10 @@ def shared_policy(worker: Worker) -> Policy:
 
     def build() -> Policy:
         seed = cfg.runner.seed + cfg.actor.seed
-        return find_policy(cfg.actor.model.model_type).build(cfg.actor.model, worker.device, seed=seed)
+        policy = find_policy(cfg.actor.model.model_type).build(cfg.actor.model, worker.device, seed=seed)
+        if cfg.runner.ckpt_path is not None and Path(cfg.runner.ckpt_path).is_file():  # a folder became model_path
+            policy.load_weights(Path(cfg.runner.ckpt_path))
+        return policy
 
     return worker.process.share("policy", build)
 

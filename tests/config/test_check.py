@@ -191,10 +191,10 @@ def test_plan_text_states_the_arithmetic_of_the_published_recipe() -> None:
     for line in (
         "devices (shared)",
         "  node 0 gpu 7          env[7] rollout[7] actor[7]",
-        "  envs                  64 = 8 rank(s) x 1 stage(s) x 8",
-        "  samples per step      10240 = 20 chunks x 64 envs x 8 rollout(s); 51200 actions",
-        "  global batch          2048 = 8 rank(s) x 2 micro batches x 128",
-        "  optimiser steps       20 = 5 batches x 4 update epoch(s), each step",
+        "  envs                  64 = 8 ranks x 1 stage x 8",
+        "  samples per step      10240 = 20 chunks x 64 envs x 8 rollouts; 51200 actions",
+        "  global batch          2048 = 8 ranks x 2 micro batches x 128",
+        "  optimiser steps       20 per training step = 5 batches x 4 update epochs",
         "  replay arena          193 MB per rollout rank (1280 samples x 151 kB)",
     ):
         assert line in text.splitlines()

@@ -96,7 +96,6 @@ TRAIN: dict[str, Any] = {
     "use_ordered_reset_state_ids": False,
     "rollout_epoch": 8,
     "video_cfg": {"save_video": True, "info_on_video": True, "video_base_dir": f"{LOG}/video/train"},
-    "init_params": {"camera_heights": 480, "camera_widths": 480},
 }
 EVAL: dict[str, Any] = TRAIN | {
     "total_num_envs": 500,

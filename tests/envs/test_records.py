@@ -45,3 +45,13 @@ def test_means_over_episodes_and_tasks() -> None:
 def test_one_task_needs_no_table_and_no_episodes_no_metrics() -> None:
     assert not any(name.startswith("task/") for name in summarise([record("reach", 1, 0.0, False, False)]))
     assert summarise([]) == {}
+
+
+def test_groups_of_tasks_weigh_the_same_in_their_average():
+    records = [record("reach", 1, 0.0, done, done) for done in (True, True, True, False)]
+    records += [record("push", 1, 0.0, False, False)]
+    metrics = summarise(records, {"easy": ["reach"], "hard": ["push"], "never played": ["sweep"]})
+    assert metrics["group/easy/success_once"] == 0.75
+    assert metrics["group/hard/success_once"] == 0.0
+    assert metrics["group_average"] == 0.375
+    assert not any("never" in name for name in metrics)

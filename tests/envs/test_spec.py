@@ -33,6 +33,10 @@ def test_bad_names_and_options_say_what_is_near() -> None:
         env_spec(EnvConfig(env_type="metaworld", task_suite_name="metaworld_5"))
     with pytest.raises(UserError, match="camera_heights=480 and camera_widths=320 must be equal"):
         env_spec(EnvConfig(env_type="metaworld", init_params={"camera_heights": 480, "camera_widths": 320}))
+    with pytest.raises(UserError, match=r"env\.train\.init_params: image_size=64 and camera_heights=480 must be equal"):
+        env_spec(EnvConfig(env_type="metaworld", init_params={"camera_heights": 480, "image_size": 64}))
+    for params, size in (({}, 480), ({"image_size": 64}, 64), ({"camera_heights": 96}, 96)):
+        assert env_spec(EnvConfig(env_type="metaworld", init_params=params)).image_size == (size, size)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rlinf.config.schema import EnvConfig
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import SimulatorError, UserError
+from tests.runs import is_alive, wait_gone
 
 CHUNK = 4
 Make = Callable[..., VecEnv]
@@ -46,22 +47,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def idle(env: VecEnv) -> torch.Tensor:
     return torch.zeros(env.num_envs, CHUNK, env.spec.action_dim)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs (a zombie nobody reaps does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_gone(pids: list[int]) -> bool:
-    for _ in range(300):
-        if not any(map(is_alive, pids)):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_a_killed_simulator_restarts_and_its_steps_are_masked(make: Make) -> None:

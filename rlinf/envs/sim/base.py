@@ -74,6 +74,7 @@ class EnvSpec:
     image_size: tuple[int, int]  # height, width of the main camera
     reset_ids: Mapping[str, Sequence[int]]  # "train", "demo", "eval": disjoint, each id means the same scene everywhere
     control_hz: float
+    task_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # e.g. difficulty -> tasks, for tables
     num_wrist_images: int = 0
     wrist_image_size: tuple[int, int] = (0, 0)
     critic_state_dim: int = 0  # a critic's privileged columns, the last being the share of the episode passed; 0: none

@@ -130,12 +130,18 @@ class Worker:
         for scene, arguments in message["scenes"]:
             try:
                 replies[str(scene)] = command(scene, **arguments)
-            except Exception:
-                failed[str(scene)] = traceback.format_exc(limit=-4)
+            except Exception as error:
+                failed[str(scene)] = describe(error)
                 self.scenes[scene].close()
                 self.scenes[scene] = self.module.Scene(self.options)
             self.channel.write({"progress": scene})
         return {"replies": replies, "failed": failed}
+
+
+def describe(error: Exception) -> str:
+    """What went wrong, first in a line, then where."""
+    frames = "".join(traceback.format_tb(error.__traceback__, limit=-4)).rstrip()
+    return f"{type(error).__name__}: {error}\n{frames}"
 
 
 def load_simulator(name: str) -> Any:
@@ -179,8 +185,7 @@ def main() -> None:
         return
     except Exception as error:
         kind = "setup" if type(error).__name__ == "SetupError" else "error"
-        traceback.print_exc()
-        channel.write({kind: str(error)})
+        channel.write({kind: str(error) if kind == "setup" else describe(error)})
         return
     channel.write({"ready": os.getpid()})
     while True:

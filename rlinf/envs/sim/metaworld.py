@@ -7,6 +7,7 @@ evaluation, 100,000-499,999 belong to demonstrations, 500,000 and above to train
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -40,11 +41,12 @@ class Options:
 
     task_suite_name: str = "metaworld_50"
     """metaworld_50, metaworld_45_ind (ML45 train tasks), metaworld_45_ood (ML45 test tasks) or one task: reach-v3."""
-    image_size: int = 480
-    """Pixels of the square camera image."""
+    image_size: int | None = None
+    """Pixels of the square camera image; null is 480."""
     camera_heights: int | None = None
+    """The guides' name for image_size."""
     camera_widths: int | None = None
-    """The guides' names for image_size; both must be equal."""
+    """Another name for image_size: those given must be equal."""
     render: Literal["exact", "fast"] = "exact"
     """exact is MuJoCo's default quality, as published policies saw; fast drops shadows, antialiasing, reflections."""
     decimate: bool | None = None
@@ -62,17 +64,24 @@ class Options:
             raise ValueError(
                 f"task_suite_name={self.task_suite_name!r} must be {', '.join(TRIALS_PER_TASK)} or one task{hint}"
             )
-        if self.camera_heights != self.camera_widths:
-            raise ValueError(
-                f"camera_heights={self.camera_heights} and camera_widths={self.camera_widths} must be equal: a square"
-            )
+        given = [(k, v) for k, v in self._sizes().items() if v is not None]
+        for (key, value), (other, differs) in itertools.pairwise(given):
+            if value != differs:
+                raise ValueError(f"{key}={value} and {other}={differs} must be equal: they name one square image")
         if self.size < 16:
             raise ValueError(f"image_size={self.size} must be at least 16")
 
     @property
     def size(self) -> int:
         """Pixels of the square image, whichever key gave it."""
-        return self.camera_heights or self.image_size
+        return next((v for v in self._sizes().values() if v is not None), 480)
+
+    def _sizes(self) -> dict[str, int | None]:
+        return {
+            "image_size": self.image_size,
+            "camera_heights": self.camera_heights,
+            "camera_widths": self.camera_widths,
+        }
 
     @property
     def decimated(self) -> bool:
@@ -110,8 +119,15 @@ def spec(options: Options) -> EnvSpec:
             "eval": IdGrid(numbers, range(trials)),
         },
         control_hz=80.0,
+        task_groups=_difficulty(options.tasks),
         critic_state_dim=39 + 1,
     )
+
+
+def _difficulty(tasks: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The suite's tasks by difficulty class; nothing to tell for a single task."""
+    classes = {name: tuple(t for t in tasks if t in members) for name, members in task_table()["difficulty"].items()}
+    return {name: members for name, members in classes.items() if members} if len(tasks) > 1 else {}
 
 
 class Scene(ReplayState):

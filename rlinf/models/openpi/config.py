@@ -133,6 +133,20 @@ class Config(ModelConfig):
     """Denoising steps; openpi.num_steps wins."""
     openpi: OpenPiOptions = field(default_factory=OpenPiOptions)
 
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """π0 with everything learning, π0.5 with a frozen vision-language model and a critic on it, two cameras."""
+        rows = (
+            OpenPiOptions(config_name="pi0_metaworld", train_expert_only=False),
+            OpenPiOptions(config_name="pi05_metaworld", train_expert_only=True, value_after_vlm=True),
+            OpenPiOptions(config_name="pi0_calvin", noise_method="flow_noise", joint_logprob=True),
+        )
+        dims = [CONVENTIONS[row.config_name].action_dim for row in rows]
+        return tuple(
+            cls(size="compact", num_action_chunks=3, action_dim=dim, num_steps=3, add_value_head=True, openpi=row)
+            for dim, row in zip(dims, rows, strict=True)
+        )
+
     def completed(self, *, critic_state_dim: int, compat: str | None) -> Self:
         """This block with the simulator's privileged state and the compat switch filled in."""
         options = self.openpi

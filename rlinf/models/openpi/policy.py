@@ -90,7 +90,7 @@ class Policy(policy.Policy):
             initialize_value_head(self.value_head, generator)
         if folder is not None:
             self._check_saved_config(folder)
-            load_weights(self, folder, rename=published_names(pi05=self.arch.pi05), optional=HEADS)
+            self.load_weights(folder)
             self.processor.set_statistics(load_statistics(folder, cfg.convention.asset_id))
         return self
 
@@ -224,6 +224,10 @@ class Policy(policy.Policy):
             "architecture": asdict(self.arch),
         }
         (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n")
+
+    def load_weights(self, file: Path) -> None:
+        """Take the weights of a file or folder; heads it lacks keep theirs."""
+        load_weights(self, file, rename=published_names(pi05=self.arch.pi05), optional=HEADS)
 
     def _check_saved_config(self, folder: Path) -> None:
         """A folder of ours says which network it holds; published ones only by their shapes."""
