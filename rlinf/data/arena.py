@@ -50,6 +50,10 @@ class RowCache:
         slots = self._slot[rows]
         return {k: v[slots] for k, v in self._store.items()}
 
+    def held(self, rows: Tensor) -> Tensor:
+        """Which of the rows are kept, bool [n]."""
+        return self._held[rows]
+
     def clear(self) -> None:
         """Forget everything; the memory is reused."""
         self._held.zero_()

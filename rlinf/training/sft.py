@@ -56,6 +56,7 @@ def train_sft(
     if output.exists() and not (output / "sft.json").is_file():
         raise UserError(f"sft.output={output} exists and was not made by `rlinf sft`: choose another folder")
     data, start = DemoDataset(sft.dataset), time.perf_counter()
+    work = _make_work_folder(output)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = cfg.actor.model
     policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
@@ -71,7 +72,7 @@ def train_sft(
         "config": asdict(sft),
         **asdict(log),
     }
-    _save(policy, output, record)
+    _save(policy, work, output, record)
     return output
 
 
@@ -200,11 +201,19 @@ def _evaluator(cfg: Config, evaluate: Evaluate | None) -> Iterator[Evaluate | No
             yield lambda policy: probe.play_policy(policy).rate
 
 
-def _save(policy: Policy, output: Path, record: dict[str, Any]) -> None:
-    """Write the policy under a temporary name, then put it in place of an earlier one."""
+def _make_work_folder(output: Path) -> Path:
+    """Where the policy is written before it gets its name; made first, so that a bad path costs no training."""
     work = output.with_name(f".tmp-{output.name}")
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    try:
+        work.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"sft.output={output} cannot be written: {error.strerror}") from error
+    return work
+
+
+def _save(policy: Policy, work: Path, output: Path, record: dict[str, Any]) -> None:
+    """Write the policy under its temporary name, then put it in place of an earlier one."""
     policy.save_pretrained(work)
     (work / "sft.json").write_text(json.dumps(record, indent=1))
     if output.exists():

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from rlinf.algorithms.advantages import compute_targets
 from rlinf.algorithms.losses import compute_loss
-from rlinf.data.arena import Arena
+from rlinf.data.arena import Arena, RowCache
 from rlinf.data.noise import generator
 from rlinf.data.types import Trajectory
 from rlinf.metrics.reduce import Accumulator
@@ -92,6 +92,7 @@ class ActorWorker(Worker):
         actor, batch = self.cfg.actor, Accumulator()
         warmup = self.optimizer_steps < actor.optim.critic_warmup_steps
         self.optimizer.zero_grad(set_to_none=True)
+        rows = self._cached_first(rows)
         for i, micro in enumerate(rows.split(actor.micro_batch_size)):
             loss = self._loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0)
             (loss * (len(micro) / len(rows))).backward()
@@ -125,7 +126,7 @@ class ActorWorker(Worker):
             {k: take(v) for k, v in traj.replay.items()},
             values=use_critic,
             entropy=cfg.entropy_bonus != 0,
-            cache=self._cached(rows),
+            cache=self._cache.get(rows) if self._cache is not None else None,
         )
         old_logprobs = take(traj.logprobs)
         if measure_gap:
@@ -144,12 +145,20 @@ class ActorWorker(Worker):
         metrics.add_many(values)
         return loss
 
-    def _cached(self, rows: torch.Tensor) -> dict[str, torch.Tensor] | None:
+    @property
+    def _cache(self) -> RowCache | None:
         """Prefix rows kept since the rollout, when the one rollout rank of this process made them all."""
         if len(self.plan.rollout) != 1:
             return None
-        arena: Arena = self.process.share("arena-0", lambda: None)
-        return arena.cache.get(rows) if arena is not None else None
+        arena: Arena | None = self.process.share("arena-0", lambda: None)
+        return None if arena is None else arena.cache
+
+    def _cached_first(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same rows with the cached ones in front: a micro batch uses the cache only when it holds all of them."""
+        if self._cache is None:
+            return rows
+        held = self._cache.held(rows)
+        return torch.cat([rows[held], rows[~held]])
 
     def _skip_nonfinite(self) -> None:
         self.nonfinite_in_a_row += 1

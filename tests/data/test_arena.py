@@ -46,6 +46,7 @@ def test_cache_stops_at_its_budget_and_answers_only_whole_requests():
     assert cache.num_bytes == 96
     assert cache.get(torch.tensor([6, 4]))["kv"][:, 0].tolist() == [2, 1]
     assert cache.get(torch.tensor([6, 7])) is None
+    assert cache.held(torch.tensor([6, 7, 4])).tolist() == [True, False, True]
     cache.clear()
     assert cache.get(torch.tensor([4])) is None
     cache.put(torch.tensor([9]), {"kv": torch.full((1, 8), 3.0)})

@@ -277,7 +277,8 @@ def test_auto_falls_back_to_the_one_before_with_a_warning(corrupt, monkeypatch, 
         (
             "actor.model.openpi.train_expert_only=true",
             "the checkpoint's optimiser trained net.paligemma_with_expert.paligemma.model.language_model.embed_tokens."
-            "weight, which this configuration does not; resume with the run's own settings, or start from runner.ckpt_path",
+            "weight, which this configuration does not; resume with the run's own settings, or start from "
+            "runner.ckpt_path",
         ),
         ("actor.model.openpi.action_horizon=4", "says action_horizon=2, this configuration needs 4"),
     ],

@@ -153,5 +153,8 @@ def test_refusals(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     with pytest.raises(UserError, match=r"sft\.output=.*precious exists and was not made by"):
         train_sft(config(dataset, tmp_path / "precious"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"sft\.output=.*file/sft cannot be written: Not a directory"):
+        train_sft(config(dataset, tmp_path / "file" / "sft"))
     with pytest.raises(UserError, match="no dataset at"):
         train_sft(config(tmp_path / "nowhere", tmp_path / "sft"))

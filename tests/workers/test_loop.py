@@ -87,3 +87,14 @@ def test_a_final_evaluation_plays_each_trial_once(tmp_path):
         runner.close()
     assert len({r.reset_id for r in records}) == len(records) == 10
     assert [r.to_json() for r in records] == [r.to_json() for r in again]
+
+
+def test_an_evaluation_that_lost_a_simulator_still_plays_each_trial_once(tmp_path):
+    params = f"{{fault: crash, fault_times: 2, fault_file: {tmp_path}/faults}}"
+    trials = ["env.eval.num_trials=10", "env.eval.total_num_envs=4", f"env.eval.init_params={params}"]
+    runner = make_runner(toy_config(tmp_path, *trials, "env.eval.ignore_terminations=true"))
+    try:
+        records = runner.play_trials()
+    finally:
+        runner.close()
+    assert len({r.reset_id for r in records}) == len(records) == 10
