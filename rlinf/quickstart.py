@@ -38,7 +38,7 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
         f"sft.dataset={folder}/demos",
         f"sft.output={folder}/sft",
     ]
-    cfg = load_config("quickstart", [*own, *overrides], purpose="train")
+    cfg = load_config("quickstart", [*own, *overrides], purpose="plan")
     print("1/4  demonstrations by the scripted expert")
     dataset = collect_demos(cfg)
     print("2/4  a weak policy by imitation")

@@ -126,7 +126,7 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
             raise UserError(
                 f"{key} is not set; size base needs a checkpoint folder (actor.model.size=compact starts without one)"
             )
-        if purpose != "sft":
+        if purpose != "sft" and cfg.runner.resume_dir is None:
             logger.warning("%s is not set: the policy starts from random weights", key)
     elif not Path(model.model_path).exists():
         raise UserError(f"{key}={model.model_path!r} does not exist")

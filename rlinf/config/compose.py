@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlinf.config.aliases import DROPPED, OLD_GROUPS, RENAMED, is_below, rename_path
+from rlinf.config.schema import ClusterConfig
 from rlinf.errors import UserError
 
 Tree = dict[str, Any]
@@ -188,8 +189,12 @@ def _override(tree: Tree, command_line: Tree, override: str) -> None:
 
 def _replace_placement(tree: Tree, path: str) -> None:
     """A new placement replaces the file's; a new place for one component takes it out of the file's lists."""
+    if not path.startswith(PLACEMENT):
+        return
+    if get(tree, PLACEMENT) is ABSENT:
+        tree.setdefault("cluster", {})["component_placement"] = dict(ClusterConfig().component_placement)
     placement = get(tree, PLACEMENT)
-    if not isinstance(placement, dict) or not path.startswith(PLACEMENT):
+    if not isinstance(placement, dict):
         return
     split = {name.strip(): value for key, value in placement.items() for name in str(key).split(",")}
     placement.clear()
