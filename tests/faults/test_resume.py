@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.runs import make_runner, toy_config
-
 OVERRIDES = ["runner.max_epochs=4", "runner.save_interval=1", "env.train.auto_reset=true", "runner.resume_dir=auto"]
 
 
@@ -26,29 +24,22 @@ def checkpoint(folder: Path, step: int = 4) -> Path:
     return folder / "toy_ppo_compact" / "checkpoints" / f"global_step_{step}" / "actor"
 
 
+def train(folder: Path) -> list[str]:
+    """The command line of the run; every run uses it, so that all have the same number of threads."""
+    own = [f"runner.logger.log_path={folder}", "runner.logger.logger_backends=[]"]
+    return [sys.executable, "-m", "rlinf.cli", "train", "toy_ppo_compact", *own, *OVERRIDES]
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    runner = make_runner(toy_config(folder, *OVERRIDES))
-    try:
-        runner.train()
-    finally:
-        runner.close()
+    assert subprocess.run(train(folder), stdout=subprocess.DEVNULL, check=False).returncode == 0
     return folder
 
 
 def test_kill_and_resume_equals_an_uninterrupted_run(tmp_path, uninterrupted):
     folder = tmp_path / "run"
-    command = [
-        sys.executable,
-        "-m",
-        "rlinf.cli",
-        "train",
-        "toy_ppo_compact",
-        f"runner.logger.log_path={folder}",
-        "runner.logger.logger_backends=[]",
-        *OVERRIDES,
-    ]
+    command = train(folder)
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     while not checkpoint(folder, 2).exists() and first.poll() is None:
         time.sleep(0.005)
