@@ -2,7 +2,9 @@
 # The system libraries that headless rendering needs. Installs them as root; otherwise prints the exact line and stops.
 set -euo pipefail
 packages=()
-has() { ldconfig -p 2>/dev/null | grep -q "$1"; }
+# ldconfig is not on everyone's PATH, and its list is read whole: a pipe closed early would count as "missing"
+libraries=$(PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null || true)
+has() { [[ $libraries == *"$1"* ]]; }
 has libOSMesa.so || packages+=(libosmesa6)
 has libEGL.so.1 || packages+=(libegl1)
 has libGL.so.1 || packages+=(libgl1)

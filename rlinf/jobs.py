@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlinf.config.schema import Config
+from rlinf.metrics.loggers import MetricLogger
 from rlinf.metrics.watch import Watch
 from rlinf.runner import Runner
 from rlinf.runtime.placement import make_plan
@@ -19,11 +20,16 @@ def train(cfg: Config) -> None:
     """Train, with everything written below runner.logger.log_path."""
     runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
     try:
-        runner.train()
-        if runner.stop_requested:
-            sys.exit(STOPPED_BY_SIGNAL)
+        train_to_the_end(runner)
     finally:
         runner.close()
+
+
+def train_to_the_end(runner: Runner) -> None:
+    """Every remaining step, or SystemExit: what SIGTERM stopped and saved must not be taken for a finished run."""
+    runner.train()
+    if runner.stop_requested:
+        sys.exit(STOPPED_BY_SIGNAL)
 
 
 def evaluate(cfg: Config) -> dict[str, float]:
@@ -46,10 +52,15 @@ def collect(cfg: Config) -> Path:
 
 
 def sft(cfg: Config) -> Path:
-    """Imitation; evaluated on training layouts while it runs when sft.eval_interval says so."""
+    """Imitation; its curve goes to <log_path>/sft, and it is evaluated where sft.eval_interval says so."""
     from rlinf.training.sft import train_sft
 
-    folder = train_sft(cfg)
+    where = replace(cfg.runner.logger, log_path=str(Path(cfg.runner.logger.log_path) / "sft"))
+    logger = MetricLogger(where, asdict(cfg), resume_step=None)
+    try:
+        folder = train_sft(cfg, on_step=logger.log)
+    finally:
+        logger.close()
     print(f"policy: {folder}")
     return folder
 

@@ -7,6 +7,7 @@ before and after on the same held-out layouts in the same mode.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
 from rlinf.metrics.watch import Watch
 from rlinf.runner import Runner
+from rlinf.runtime.cluster import check_backend
 from rlinf.runtime.placement import make_plan
 from rlinf.training.sft import train_sft
 
@@ -38,7 +40,10 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
         f"sft.dataset={folder}/demos",
         f"sft.output={folder}/sft",
     ]
-    cfg = load_config("quickstart", [*own, *overrides], purpose="plan")
+    cfg = load_config("quickstart", [*own, *overrides], purpose="quickstart")
+    check_backend(cfg, make_plan(cfg))
+    if (folder / "demos/meta/collect.json").is_file():  # an earlier run's; everything in the folder is the job's own
+        shutil.rmtree(folder / "demos")
     print("1/4  demonstrations by the scripted expert")
     dataset = collect_demos(cfg)
     print("2/4  a weak policy by imitation")
@@ -59,7 +64,8 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     report = write_report(folder)
-    videos = sorted((folder / "video").rglob("*.mp4"))
+    finished = (v for v in (folder / "video").rglob("*.mp4") if not v.name.endswith(".part.mp4"))
+    videos = sorted(finished, key=lambda video: video.stat().st_mtime)
     print("4/4  result")
     print(f"before PPO: success {before}")
     print(f"after PPO:  success {after}")
@@ -81,7 +87,7 @@ def _improve(cfg: Config) -> tuple[Rate, Rate, list[int]]:
     runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
     try:
         before, ids = _evaluate(runner)
-        runner.train()
+        jobs.train_to_the_end(runner)
         after, same_ids = _evaluate(runner)
         assert ids == same_ids
         return before, after, ids

@@ -17,6 +17,7 @@ from rlinf.data.types import EpisodeRecord
 from rlinf.envs.records import summarise
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.errors import UserError
+from rlinf.metrics.stats import Rate
 from rlinf.metrics.watch import Watch
 from rlinf.runtime.cluster import make_cluster
 from rlinf.runtime.placement import Plan
@@ -56,6 +57,7 @@ class Runner:
                     if self._due(self.cfg.runner.val_check_interval):
                         metrics |= self.evaluate()
                 times, self.times = self.times, {}
+                times["env_steps_per_second"] = metrics["env/steps"] / times["generate_rollouts"]
                 self.watch.log(self.global_step, metrics | {f"time/{k}": v for k, v in times.items()})
                 if self._due(self.cfg.runner.save_interval) or self.stop_requested:
                     self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
@@ -82,7 +84,9 @@ class Runner:
         records = self.play_trials()
         groups = env_spec(self.cfg.env.eval).task_groups
         self.watch.evaluated(self.global_step, records, groups)
-        return {f"eval/{k}": v for k, v in summarise(records, groups).items()}
+        rate = Rate.of(r.success_once for r in records)
+        interval = {"success_low": rate.low, "success_high": rate.high}
+        return {f"eval/{k}": v for k, v in (summarise(records, groups) | interval).items()}
 
     def play_trials(self) -> list[EpisodeRecord]:
         """Every held-out trial once, with the deterministic sampler and the same noise each time."""

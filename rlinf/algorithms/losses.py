@@ -77,7 +77,8 @@ def compute_loss(
 ) -> tuple[Tensor, dict[str, Mean]]:
     """The scalar to backpropagate for one micro batch and its metrics as name -> (mean, entries).
 
-    Micro batches of equal size average to the loss of their union. Metrics under `VARIANCE` are sums, not means.
+    Micro batches average to the loss of their union: by rows without a mask or with trajectory weights, by unmasked
+    entries otherwise. Metrics under `VARIANCE` are sums, not means.
     """
     batch = Batch(
         new=new,
@@ -102,10 +103,9 @@ def compute_loss(
 @loss("actor")
 def actor(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """Clipped policy objective alone, for advantages that need no critic."""
-    total, metrics = policy_loss(batch, cfg)
     if batch.critic_only:
         raise UserError("actor.optim.critic_warmup_steps needs a critic, but algorithm.loss_type is 'actor'")
-    return total, metrics
+    return policy_loss(batch, cfg)
 
 
 @loss("actor_critic")

@@ -21,7 +21,7 @@ from rlinf.training.checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
 
-Purpose = Literal["train", "eval", "sft", "collect", "plan"]
+Purpose = Literal["train", "eval", "sft", "collect", "plan", "quickstart"]
 LOGGERS = ("tensorboard", "wandb", "swanlab")
 ARM_POSE = 7  # position, rotation, gripper: envs/bridge.py drops the rotation for simulators that take none
 PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
@@ -31,9 +31,17 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
     """Refuse what cannot run, before anything starts. Only what `purpose` will use is checked."""
     policy = policy_spec(cfg)
     _check_runner(cfg)
+    if purpose in ("collect", "quickstart"):
+        _check_positive(
+            "collect", episodes_per_task=cfg.collect.episodes_per_task, max_attempts=cfg.collect.max_attempts
+        )
+    if purpose in ("sft", "quickstart"):
+        sft = cfg.sft
+        counts = {"steps": sft.steps, "batch_size": sft.batch_size, "noise_draws": sft.noise_draws}
+        _check_positive("sft", **counts, log_interval=sft.log_interval, eval_trials=sft.eval_trials)
     if purpose == "collect":
         return
-    training = purpose in ("train", "plan") and not cfg.runner.only_eval
+    training = purpose in ("train", "plan", "quickstart") and not cfg.runner.only_eval
     if training or purpose == "sft":
         check_fit("env.train", cfg.env.train, policy)
     if purpose == "sft":
@@ -44,11 +52,17 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_envs("env.train", cfg.env.train, plan, policy, groups=True)
         _check_algorithm(cfg, policy)
         _check_batches(cfg, plan, policy)
-    if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
+    if cfg.runner.only_eval or cfg.runner.val_check_interval > 0 or purpose == "quickstart":
         check_fit("env.eval", cfg.env.eval, policy)
         _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
         _check_trials(cfg.env.eval)
     _check_weights(cfg, purpose)
+
+
+def _check_positive(path: str, **values: int) -> None:
+    for key, value in values.items():
+        if value <= 0:
+            raise UserError(f"{path}.{key}={value} must be positive")
 
 
 def policy_spec(cfg: Config) -> PolicySpec:
@@ -113,7 +127,7 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
     model, key = cfg.actor.model, "actor.model.model_path"
     if model.precision not in PRECISIONS:
         raise UserError(f"actor.model.precision={model.precision!r} must be fp32, bf16 or null")
-    if purpose == "plan":
+    if purpose in ("plan", "quickstart"):  # nothing is loaded, or what is loaded will be made on the way
         return
     if cfg.runner.ckpt_path is not None:
         verify_ckpt_path(cfg.runner.ckpt_path)
@@ -163,15 +177,16 @@ def _check_action(path: str, spec: EnvSpec, policy: PolicySpec) -> None:
 def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, groups: bool) -> None:
     """Envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes."""
     total, chunk = env.total_num_envs, policy.num_action_chunks
-    for key, value in (
-        ("total_num_envs", total),
-        ("group_size", env.group_size),
-        ("rollout_epoch", env.rollout_epoch),
-        ("max_steps_per_rollout_epoch", env.max_steps_per_rollout_epoch),
-        ("max_episode_steps", env.max_episode_steps),
-    ):
-        if value <= 0:
-            raise UserError(f"{path}.{key}={value} must be positive")
+    _check_positive(
+        path,
+        total_num_envs=total,
+        group_size=env.group_size,
+        rollout_epoch=env.rollout_epoch,
+        max_steps_per_rollout_epoch=env.max_steps_per_rollout_epoch,
+        max_episode_steps=env.max_episode_steps,
+    )
+    if env.video_cfg.save_video:
+        _check_positive(f"{path}.video_cfg", max_envs=env.video_cfg.max_envs)
     group = env.group_size if groups else 1
     components = COMPONENTS if groups else COMPONENTS[:2]
     unit = math.lcm(*(len(plan.slots(c)) for c in components)) * plan.stages * group
@@ -232,6 +247,18 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
             raise UserError(
                 f"actor.model.add_value_head=False must be true for algorithm.{key}={value}, which needs a critic"
             )
+    if cfg.actor.optim.critic_warmup_steps > 0 and algorithm.loss_type == "actor":
+        raise UserError(
+            f"actor.optim.critic_warmup_steps={cfg.actor.optim.critic_warmup_steps} must be 0 for "
+            "algorithm.loss_type=actor, which has no critic"
+        )
+    if not train.auto_reset and train.max_steps_per_rollout_epoch < train.max_episode_steps:
+        logger.warning(
+            "env.train.max_steps_per_rollout_epoch=%d ends rollouts before max_episode_steps=%d without auto_reset: "
+            "episodes that are cut are in no env/ metric, so that env/success_once is too high",
+            train.max_steps_per_rollout_epoch,
+            train.max_episode_steps,
+        )
     if algorithm.kl_beta != 0:
         raise UserError(f"algorithm.kl_beta={algorithm.kl_beta} must be 0: there is no reference policy")
     if algorithm.update_epoch <= 0:
@@ -246,9 +273,7 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
 def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
     """Micro batches fill the global batch on every rank, and global batches fill the rollout."""
     micro, batch, ranks = cfg.actor.micro_batch_size, cfg.actor.global_batch_size, len(plan.actor)
-    for key, value in (("micro_batch_size", micro), ("global_batch_size", batch)):
-        if value <= 0:
-            raise UserError(f"actor.{key}={value} must be positive")
+    _check_positive("actor", micro_batch_size=micro, global_batch_size=batch)
     if batch % (micro * ranks):
         raise UserError(
             f"actor.global_batch_size={batch} must divide by micro_batch_size x actor ranks = {micro} x {ranks} = "

@@ -179,6 +179,7 @@ class RolloutConfig:
     """Accepted for compatibility."""
     recompute_logprobs: bool = False
     enable_offload: bool = False
+    """Nothing to do in one process, where rollout and actor share their parameters."""
     pipeline_stage_num: int = 1
     """Env batches alternated so that simulators and policy overlap."""
     prefix_cache_bytes: int = 2 << 30
@@ -264,6 +265,7 @@ class ActorConfig:
     seed: int = 0
     """Offset to runner.seed for weights and shuffling."""
     enable_offload: bool = False
+    """Nothing to do in one process, where rollout and actor share their parameters."""
     max_nonfinite_steps: int = 3
     """Optimiser steps in a row with a non-finite gradient before the run stops; each one is skipped and counted."""
     model: ModelConfig

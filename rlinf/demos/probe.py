@@ -41,23 +41,28 @@ class Probe:
             trials=list(reset_ids),
         )
 
-    def play(self, act: Act) -> Rate:
-        """Success of `act` on every id once; equal calls draw equal noise."""
+    def play(self, act: Act, device: torch.device | str = "cpu") -> Rate:
+        """Success of `act`, which lives on `device`, on every id once; equal calls draw equal noise."""
         step, chunk = self.env.reset(), 0
         episodes: list[EpisodeRecord] = []
         while not self.env.done:
             noise = Noise(
-                seed=self.cfg.runner.seed, at=Moment(0, 0, chunk), env_ids=range(self.num_envs), stream="eval"
+                seed=self.cfg.runner.seed,
+                at=Moment(0, 0, chunk),
+                env_ids=range(self.num_envs),
+                device=device,
+                stream="eval",
             )
-            step = self.env.chunk_step(self.bridge.to_env(act(step.obs, noise)))
+            step = self.env.chunk_step(self.bridge.to_env(act(step.obs.to(device), noise).cpu()))
             episodes += step.episodes
             chunk += 1
         return Rate.of(e.success_once for e in episodes)
 
     def play_policy(self, policy: Policy) -> Rate:
         """Success of the policy's deterministic sampler."""
+        device = next(policy.parameters()).device
         with torch.no_grad():
-            return self.play(lambda obs, noise: policy.predict(obs, mode="eval", noise=noise).actions)
+            return self.play(lambda obs, noise: policy.predict(obs, mode="eval", noise=noise).actions, device)
 
     def play_constant(self, action: torch.Tensor) -> Rate:
         """Success of one action f32 [A] repeated forever: what a policy that sees nothing achieves."""

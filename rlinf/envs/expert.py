@@ -12,7 +12,7 @@ from rlinf.config.schema import EnvConfig
 from rlinf.envs.fleet import scene_arrays
 from rlinf.envs.sim.base import EnvSpec
 from rlinf.envs.spec import env_options, find_simulator
-from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes
+from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
 from rlinf.errors import SimulatorError, UserError
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
@@ -107,10 +107,7 @@ class DemoPlayer:
 
     def _start(self) -> None:
         if not self._started:
-            for process in self._processes:
-                process.start()
-            for process in self._processes:
-                process.wait_ready()
+            start_all(self._processes)
             self._started = True
 
     def _play_batch(self, jobs: dict[SimProcess, DemoJob]) -> list[Demo]:

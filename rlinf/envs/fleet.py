@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.envs.sim.base import EnvSpec
-from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes
+from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
 from rlinf.errors import SimulatorError
 
 logger = logging.getLogger(__name__)
@@ -68,12 +68,7 @@ class Fleet:
         try:
             for arguments in self._make:
                 self._processes.append(SimProcess(**arguments))
-                self._processes[-1].start()
-            for process in self._processes:
-                process.wait_ready()
-        except SimulatorDiedError as fault:
-            self.close()
-            raise SimulatorError(str(fault)) from None
+            start_all(self._processes)
         except BaseException:
             self.close()
             raise

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf.data.types import EpisodeRecord
-from rlinf.metrics.stats import Rate, wilson_interval
-
-__all__ = ["group_rates", "per_task", "summarise", "wilson_interval"]
+from rlinf.metrics.stats import Rate
 
 
 def summarise(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:

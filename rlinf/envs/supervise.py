@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.envs.spec import SIM_DIR
-from rlinf.errors import NotInstalledError, UserError
+from rlinf.errors import NotInstalledError, SimulatorError, UserError
 
 HEADER = struct.Struct("<I")
 START_DEADLINE_S = 300.0  # importing a simulator on a loaded machine
@@ -202,6 +202,17 @@ class SimProcess:
         self.arrays = {}
         del self._memory  # unmapped when the last array is gone
         self._file.close()
+
+
+def start_all(processes: Sequence[SimProcess]) -> None:
+    """Start every process and wait until all have imported their simulator; SimulatorError when one cannot."""
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.wait_ready()
+    except SimulatorDiedError as fault:
+        raise SimulatorError(str(fault)) from None
 
 
 def mapped_file(size: int) -> Any:

@@ -19,11 +19,9 @@ from rlinf.data.types import EnvStep, EpisodeRecord, Observation, Tensor
 from rlinf.envs.episodes import Episode, EvalIds, TrainIds
 from rlinf.envs.fleet import Fleet
 from rlinf.envs.sim.base import EnvSpec
-from rlinf.envs.spec import env_options, eval_trials
+from rlinf.envs.spec import env_options
 from rlinf.envs.video import VideoRecorder
 from rlinf.errors import SimulatorError, UserError
-
-__all__ = ["VecEnv", "eval_trials"]
 
 
 class VecEnv:

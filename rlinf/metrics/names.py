@@ -150,7 +150,6 @@ def _episode_rows(prefix: str, whose: str) -> tuple[Metric, ...]:
 _ENV = (
     *_episode_rows("env", "training episodes that ended in this step"),
     Metric("env/steps", "steps", "simulator steps taken", "sum"),
-    Metric("env/lost_steps", "steps", "simulator steps lost because a simulator died; they are masked", "sum"),
     Metric("env/restarts", "count", "simulator processes restarted since the run began", "sum"),
 )
 
@@ -161,13 +160,13 @@ _EVAL = (
 )
 
 _TIME = (
-    Metric("time/step", "s", "whole training step, evaluation and saving included", "slowest rank"),
+    Metric("time/step", "s", "whole training step, evaluation included, saving not", "slowest rank"),
     Metric("time/sync_weights", "s", "weights from actor to rollout", "slowest rank"),
     Metric("time/generate_rollouts", "s", "the rollout loop: simulators and policy", "slowest rank"),
     Metric("time/cal_adv_and_returns", "s", "masks, advantages, returns", "slowest rank"),
     Metric("time/actor_training", "s", "all update epochs", "slowest rank"),
     Metric("time/eval", "s", "evaluation", "slowest rank"),
-    Metric("time/save", "s", "writing a checkpoint", "slowest rank"),
+    Metric("time/save", "s", "writing the checkpoint of the step before, logged with this one", "slowest rank"),
     Metric("time/env/<phase>", "s", "a phase inside the env workers; the slowest rank counts", "slowest rank"),
     Metric("time/rollout/<phase>", "s", "a phase inside the rollout workers; the slowest rank counts", "slowest rank"),
     Metric("time/actor/<phase>", "s", "a phase inside the actor workers; the slowest rank counts", "slowest rank"),

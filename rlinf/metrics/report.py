@@ -215,7 +215,8 @@ def _times(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _videos(run_dir: Path, out: Path) -> list[str]:
     """The newest videos, linked relative to the page."""
     paths = sorted(
-        run_dir.rglob("*.mp4"), key=lambda p: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", str(p))]
+        (p for p in run_dir.rglob("*.mp4") if not p.name.endswith(".part.mp4")),
+        key=lambda p: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", str(p))],
     )
     if not paths:
         return []

@@ -65,6 +65,10 @@ class Policy(nn.Module):
         """Write config.json, weights as safetensors, normalisation statistics and tokenizer: `build` reads it back."""
         raise NotImplementedError
 
+    def load_pretrained(self, folder: Path) -> None:
+        """Take weights and normalisation statistics of a folder that save_pretrained wrote (or a published one)."""
+        raise NotImplementedError
+
     def load_weights(self, file: Path) -> None:
         """Replace the weights by those of one file (.safetensors, or .pt read weights-only), strictly."""
         raise NotImplementedError

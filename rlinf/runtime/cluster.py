@@ -11,7 +11,7 @@ import torch
 from rlinf.config.schema import Config
 from rlinf.data.struct import TensorStruct
 from rlinf.errors import UserError
-from rlinf.runtime.placement import Plan
+from rlinf.runtime.placement import COMPONENTS, Plan
 
 Route = list[tuple[int, int, int]]  # pieces of one destination rank: (source rank, first row, end row)
 
@@ -55,13 +55,21 @@ def merge(pieces: Sequence[Any], cuts: Sequence[tuple[int, int]]) -> Any:
     return torch.cat(parts)
 
 
+def check_backend(cfg: Config, plan: Plan) -> None:
+    """Refuse a plan that one process on one accelerator cannot carry out."""
+    used = {(s.node, device) for c in COMPONENTS for s in plan.slots(c) for device in s.devices}
+    if cfg.cluster.backend == "ray" or len(plan.actor) > 1 or cfg.cluster.num_nodes > 1 or len(used) > 1:
+        accelerators = f", {len(used)} accelerators" if len(used) > 1 else ""
+        raise UserError(
+            f"cluster: this plan needs Ray ({len(plan.actor)} actor ranks, {cfg.cluster.num_nodes} nodes"
+            f"{accelerators}), which is not built yet; place everything in one process with "
+            "cluster.component_placement={'actor,env,rollout': '0'}"
+        )
+
+
 def make_cluster(cfg: Config, plan: Plan) -> Cluster:
     """One process where that is enough."""
-    if cfg.cluster.backend == "ray" or len(plan.actor) > 1 or cfg.cluster.num_nodes > 1:
-        raise UserError(
-            f"cluster: this plan needs Ray ({len(plan.actor)} actor ranks, {cfg.cluster.num_nodes} nodes), which is "
-            "not built yet; place everything in one process with cluster.component_placement={'actor,env,rollout': '0'}"
-        )
+    check_backend(cfg, plan)
     from rlinf.runtime.local import LocalCluster
 
     return LocalCluster(cfg, plan)

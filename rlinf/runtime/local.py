@@ -51,8 +51,7 @@ class LocalCluster:
 
     def __init__(self, cfg: Config, plan: Plan) -> None:
         self.cfg, self.plan = cfg, plan
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.process = Process(device)
+        self.process = Process(_device(plan))
         self._groups: list[LocalGroup] = []
 
     def launch(self, worker_cls: type[Worker], role: str) -> LocalGroup:
@@ -70,6 +69,13 @@ class LocalCluster:
         for group in reversed(self._groups):
             group.close()
         self._groups.clear()
+
+
+def _device(plan: Plan) -> torch.device:
+    """The accelerator the plan names for the actor, else the first one there is."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", next(iter(plan.actor[0].devices), 0))
 
 
 def _resolve(value: Any) -> Any:

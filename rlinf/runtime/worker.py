@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,14 @@ class Process:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._shared: dict[str, Any] = {}
+        self._lock = threading.RLock()  # ranks of a group are set up at once, and must not make two policies
 
     def share(self, name: str, make: Callable[[], Any]) -> Any:
         """The object `name` of this process, made by whoever asks first."""
-        if name not in self._shared:
-            self._shared[name] = make()
-        return self._shared[name]
+        with self._lock:
+            if name not in self._shared:
+                self._shared[name] = make()
+            return self._shared[name]
 
 
 class Worker:

@@ -43,7 +43,7 @@ class Manifest:
             raise UserError(f"checkpoint {folder}: manifest.json is missing, so it was never completed")
         try:
             manifest = cls(**json.loads(path.read_text()))
-        except (json.JSONDecodeError, TypeError) as error:
+        except (ValueError, TypeError) as error:  # no text, no JSON, or other keys
             raise UserError(f"checkpoint {folder}: manifest.json cannot be read ({error})") from error
         for name, want in manifest.files.items():
             file = folder / name
@@ -74,7 +74,8 @@ def save_checkpoint(
     os.replace(temporary, final)
     _fsync(root)
     if keep > 0:
-        for old in _numbered(root)[:-keep]:
+        so_far = [p for p in _numbered(root) if step_of(p.name) <= step]  # later ones are an earlier run's
+        for old in so_far[:-keep]:
             shutil.rmtree(old)
     return final
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -44,7 +43,8 @@ class ActorWorker(Worker):
             ignore_terminations=env.ignore_terminations,
             compat=self.cfg.compat is not None,
         )
-        return {f"rollout/{k}": float(v) for k, v in metrics.items()}
+        steps = float(self.trajectory.valid.sum())
+        return {"env/steps": steps} | {f"rollout/{k}": float(v) for k, v in metrics.items()}
 
     def update(self, step: int, total_steps: int) -> dict[str, float]:
         """One training step's worth of optimiser steps; returns the means of its metrics."""
@@ -71,9 +71,7 @@ class ActorWorker(Worker):
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote."""
-        model = replace(self.cfg.actor.model, model_path=str(folder / "model"))
-        fresh = type(self.policy).build(model, self.device)
-        self.policy.load_state_dict(fresh.state_dict())
+        self.policy.load_pretrained(folder / "model")
         tensors = load_file(folder / "optimizer.safetensors")
         self.optimizer_steps = int(tensors.pop("@optimizer_steps"))
         self.nonfinite_in_a_row = int(tensors.pop("@nonfinite_in_a_row"))
@@ -95,7 +93,7 @@ class ActorWorker(Worker):
         rows = self._cached_first(rows)
         for i, micro in enumerate(rows.split(actor.micro_batch_size)):
             loss = self._loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0)
-            (loss * (len(micro) / len(rows))).backward()
+            (loss * self._share(micro, rows)).backward()
         params = [p for g in self.optimizer.param_groups for p in g["params"]]
         if warmup:
             for name, param in self.policy.trainable_parameters():
@@ -112,7 +110,8 @@ class ActorWorker(Worker):
         batch.add_sum("actor/optimizer_steps", 1.0)
         batch.add_sum("actor/skipped_steps", 0.0 if math.isfinite(norm) else 1.0)
         metrics.merge(batch)
-        return batch.result().get("actor/approx_kl", 0.0)
+        means = batch.result()
+        return means.get("actor/approx_kl", means.get("actor/proximal_approx_kl", 0.0))
 
     def _loss(self, rows: torch.Tensor, metrics: Accumulator, *, critic_only: bool, measure_gap: bool) -> torch.Tensor:
         cfg, traj = self.cfg.algorithm, self.trajectory
@@ -144,6 +143,17 @@ class ActorWorker(Worker):
         )
         metrics.add_many(values)
         return loss
+
+    def _share(self, micro: torch.Tensor, rows: torch.Tensor) -> float:
+        """Weight of a micro batch in its global batch, so that its size does not change the gradient.
+
+        A masked mean counts by its unmasked entries; one over trajectory weights divides by all rows.
+        """
+        mask, columns = self.targets.mask, self.trajectory.logprobs.shape[1]
+        if mask is None or self.targets.mask_sum is not None or self.cfg.compat is not None:
+            return len(micro) / len(rows)
+        counted = mask[rows // columns, rows % columns].sum()
+        return float(mask[micro // columns, micro % columns].sum() / counted.clamp(min=1))
 
     @property
     def _cache(self) -> RowCache | None:

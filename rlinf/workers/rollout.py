@@ -23,8 +23,9 @@ def shared_policy(worker: Worker) -> Policy:
     def build() -> Policy:
         seed = cfg.runner.seed + cfg.actor.seed
         policy = find_policy(cfg.actor.model.model_type).build(cfg.actor.model, worker.device, seed=seed)
-        if cfg.runner.ckpt_path is not None and Path(cfg.runner.ckpt_path).is_file():  # a folder became model_path
-            policy.load_weights(Path(cfg.runner.ckpt_path))
+        weights = Path(cfg.runner.ckpt_path).expanduser() if cfg.runner.ckpt_path is not None else None
+        if weights is not None and weights.is_file():  # a folder became model_path
+            policy.load_weights(weights)
         return policy
 
     return worker.process.share("policy", build)

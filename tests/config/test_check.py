@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlinf.config.check import check_fit, registered
+from rlinf.config.check import Purpose, check_fit, registered
 from rlinf.config.describe import describe_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import EnvConfig
@@ -205,3 +206,38 @@ def test_plan_text_of_an_evaluation() -> None:
     text = describe_plan(cfg, make_plan(cfg, [0]))
     assert "  evaluation            32 trials in 16 envs" in text.splitlines()
     assert "optimiser" not in text
+
+
+def test_critic_warm_up_without_a_critic_is_refused() -> None:
+    with pytest.raises(UserError, match=r"critic_warmup_steps=5 must be 0 for algorithm.loss_type=actor"):
+        load_config("toy_grpo_compact", ["actor.optim.critic_warmup_steps=5"], devices=[0])
+
+
+def test_rollouts_that_cut_episodes_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    load_config("toy_ppo_compact", ["env.train.max_episode_steps=16"], devices=[0])
+    assert "env.train.max_steps_per_rollout_epoch=8 ends rollouts before max_episode_steps=16" in caplog.text
+    caplog.clear()
+    load_config("toy_ppo_compact", ["env.train.max_episode_steps=16", "env.train.auto_reset=true"], devices=[0])
+    assert "ends rollouts before" not in caplog.text
+
+
+def test_the_quickstart_checks_its_evaluation_before_it_starts() -> None:
+    odd = ["env.eval.total_num_envs=33", "rollout.pipeline_stage_num=2"]
+    with pytest.raises(UserError, match=r"env\.eval\.total_num_envs=33 must divide"):
+        load_config("quickstart", odd, purpose="quickstart", devices=[0])
+    load_config("quickstart", [], purpose="quickstart", devices=[0])
+
+
+@pytest.mark.parametrize(
+    ("purpose", "setting"),
+    [
+        ("sft", "sft.log_interval=0"),
+        ("sft", "sft.batch_size=0"),
+        ("collect", "collect.episodes_per_task=0"),
+        ("quickstart", "collect.max_attempts=-1"),
+        ("quickstart", "env.eval.video_cfg.max_envs=0"),
+    ],
+)
+def test_counts_that_must_be_positive(purpose: Purpose, setting: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(setting)} must be positive$"):
+        load_config("quickstart", [setting], purpose=purpose, devices=[0])

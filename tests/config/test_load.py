@@ -130,7 +130,7 @@ def test_placement_overrides_replace() -> None:
     }
     cfg = load('cluster.component_placement={"actor,env,rollout": 0}', "cluster.component_placement.env=0:0-1")
     assert cfg.cluster.component_placement == {"actor": 0, "env": "0:0-1", "rollout": 0}
-    cfg = load("cluster.component_placement.env=0:0-1")  # the recipe sets none: the default is split
+    cfg = load("~cluster", "cluster.component_placement.env=0:0-1")  # nothing is placed: the default is split
     assert cfg.cluster.component_placement == {"actor": "all", "env": "0:0-1", "rollout": "all"}
 
 

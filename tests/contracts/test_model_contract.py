@@ -156,6 +156,9 @@ def test_a_saved_policy_comes_back_bit_for_bit(cfg, policy, tmp_path: Path):
     assert any(not torch.equal(ours[name], t) for name, t in other.state_dict().items())
     other.load_weights(tmp_path / "model.safetensors")
     assert all(torch.equal(ours[name], t) for name, t in other.state_dict().items())
+    assert not torch.equal(other.predict(obs, mode="eval", noise=noise()).actions, a.actions)  # its own statistics
+    other.load_pretrained(tmp_path)
+    assert torch.equal(other.predict(obs, mode="eval", noise=noise()).actions, a.actions)
 
 
 def test_imitation_loss_falls(cfg):

@@ -10,7 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+
+from rlinf.models.policy import find_policy
+from tests.runs import make_runner, toy_config
 
 OVERRIDES = ["runner.max_epochs=4", "runner.save_interval=1", "env.train.auto_reset=true", "runner.resume_dir=auto"]
 
@@ -67,3 +71,30 @@ def test_sigterm_saves_the_running_step_and_leaves_with_its_own_status(tmp_path)
     assert run.wait() == 143
     saved = list((tmp_path / "toy_ppo_compact" / "checkpoints").glob("global_step_*"))
     assert len(saved) == 1
+
+
+def test_resume_restores_the_normalisation_statistics(tmp_path):
+    """A run that began from an imitation policy resumes without it: the checkpoint alone must suffice."""
+    policy = find_policy("openpi").build(toy_config(tmp_path).actor.model, torch.device("cpu"), seed=0)
+    policy.fit_statistics(torch.randn(64, 2) + 3.0, 0.2 * torch.randn(64, 2) - 0.5)
+    policy.save_pretrained(tmp_path / "sft")
+
+    def steps(folder: str, total: int, *overrides: str) -> list[float]:
+        cfg = toy_config(
+            tmp_path / folder,
+            "runner.save_interval=1",
+            f"runner.max_epochs={total}",
+            "runner.resume_dir=auto",
+            *overrides,
+        )
+        runner = make_runner(cfg)
+        try:
+            runner.train()
+            return [p.detach().double().sum().item() for p in runner.rollout._ranks[0][0].policy.parameters()]
+        finally:
+            runner.close()
+
+    start = f"actor.model.model_path={tmp_path / 'sft'}"
+    whole = steps("whole", 2, start)
+    steps("parts", 1, start)
+    assert steps("parts", 2) == whole

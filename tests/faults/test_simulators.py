@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from rlinf.config.schema import EnvConfig
+from rlinf.envs.expert import DemoJob, DemoPlayer
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import SimulatorError, UserError
@@ -123,6 +124,16 @@ def test_the_last_words_of_a_dead_simulator_are_shown(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(SimulatorError, match=r"died \(exit status 3\); it printed:\nthe driver went away$"):
         make(1).reset()
+
+
+def test_demonstrations_of_a_dead_simulator_stop_with_the_same_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os.write(2, b'the driver went away'); os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    cfg = EnvConfig(env_type="toy", num_processes=1)
+    with DemoPlayer(cfg, env_spec(cfg)) as player, pytest.raises(SimulatorError, match=r"the driver went away$"):
+        list(player.play([DemoJob(reset_id=100_000, max_steps=1)]))
 
 
 def test_a_missing_package_names_itself_and_the_cure(

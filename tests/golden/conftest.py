@@ -11,7 +11,7 @@ import sentencepiece
 
 @pytest.fixture(scope="session")
 def small_vocab_tokenizer(tmp_path_factory) -> Path:
-    """A byte-level sentencepiece file of 320 pieces, as many as the tiny networks embed."""
+    """A sentencepiece file with byte fallback that has fewer pieces than the 320 the tiny networks embed."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["press a handle down", "open the drawer and close the drawer"] * 4),

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from rlinf.config.schema import EnvConfig
+from rlinf.envs import spec as specs
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.sim.base import EnvSpec
-from rlinf.models.config import PolicySpec
+from rlinf.models.config import PolicySpec, available_models, find_config
 
 ENVS = {  # action columns, gripper rule
     "metaworld": (4, "absolute"),
@@ -51,6 +53,14 @@ def policy_spec(name: str, columns: int, chunk: int) -> PolicySpec:
         trainable="all",
         binary_gripper=name in TOKEN_POLICIES,
     )
+
+
+def test_simulators_and_models_declare_these_conventions() -> None:
+    for name in set(ENVS) & set(specs.available_simulators()):
+        real = specs.env_spec(EnvConfig(env_type=name))
+        assert (real.action_dim, real.gripper) == ENVS[name]
+    for name in available_models():
+        assert all(cfg.spec().binary_gripper == (name in TOKEN_POLICIES) for cfg in find_config(name).examples())
 
 
 def test_env_actions(golden_dir: Path, max_delta: Callable[..., float]) -> None:

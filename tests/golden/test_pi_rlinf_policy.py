@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from rlinf.models.checkpoint import load_weights
+from rlinf.models.openpi import flow
 
 OPTIONS = {"noise_method", "noise_level", "joint_logprob", "ignore_last", "chunk_critic_input", "value_after_vlm"}
 OPTIONS |= {"value_vlm_mode", "noise_logvar_range"}
@@ -58,7 +59,7 @@ def check_case(case, golden_dir, small_vocab_tokenizer, max_delta):
     check("prev_logprobs", policy.executed(chain.logprobs), 5e-4)
     check("prev_values", policy.critic(chain.features, pooled, None), 5e-4)
     check("denoise_inds", torch.arange(steps).expand(2, -1) if index is None else index[:, None].expand(-1, steps), 0)
-    check("timesteps", torch.cat((torch.linspace(1, 1 / steps, steps), torch.zeros(1))), 1e-6)
+    check("timesteps", flow.timesteps(steps), 1e-6)
 
     # Recompute from the stored chain.
     rows = torch.arange(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,24 @@ def test_an_imitation_checkpoint_gets_fresh_heads(saved):
     assert Policy.build(without, CPU).value_head is None
 
 
+def test_a_head_is_there_or_not_but_never_in_part(saved):
+    policy, folder = saved
+    tensors = load_file(folder / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if n != "value_head.mlp.2.bias"}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"only a part of value_head\.\*: value_head\.mlp\.2\.bias are missing"):
+        reload(policy, folder)
+
+
+def test_a_policy_saves_after_its_own_folder_is_gone(saved, tmp_path):
+    """Pruning checkpoints may remove the one a run was started from."""
+    policy, folder = saved
+    again = reload(policy, folder)
+    wanted = (folder / "tokenizer.model").read_bytes()
+    shutil.rmtree(folder)
+    again.save_pretrained(tmp_path / "later")
+    assert (tmp_path / "later" / "tokenizer.model").read_bytes() == wanted
+
+
 def test_refusals(saved, tmp_path):
     policy, folder = saved
     tensors = load_file(folder / "model.safetensors")
@@ -156,6 +175,38 @@ def test_statistics_of_another_convention(saved):
     found = "statistics found for: lerobot/metaworld_mt50"
     with pytest.raises(UserError, match=f"has no physical-intelligence/maniskill/norm_stats.json.*{found}"):
         Policy.build(cfg, CPU)
+
+
+def _edit_statistics(folder: Path, change) -> None:
+    path = folder / "lerobot/metaworld_mt50/norm_stats.json"
+    content = json.loads(path.read_text())
+    for entry in content["norm_stats"].values():
+        change(entry)
+    path.write_text(json.dumps(content))
+
+
+def test_padded_statistics(saved):
+    """Statistics of vectors padded to the model's width act like those of the real columns."""
+    policy, folder = saved
+    padding = {"mean": 0.0, "std": 1.0, "q01": -1.0, "q99": 1.0}
+    _edit_statistics(folder, lambda entry: [entry[k].extend([padding[k]] * 28) for k in padding])
+    again, obs = reload(policy, folder), observation(policy.cfg)
+    want, got = (p.predict(obs, mode="eval", noise=noise()).actions for p in (policy, again))
+    assert torch.equal(want, got)
+    want, got = (p.sft_loss(obs, torch.ones(6, 3, 4), noise=noise()) for p in (policy, again))
+    assert torch.equal(want, got)
+
+
+def test_quantiles_may_be_missing_only_where_nobody_reads_them(saved):
+    policy, folder = saved
+    _edit_statistics(folder, lambda entry: entry.pop("q01"))
+    if policy.cfg.convention.quantile_norm:
+        with pytest.raises(UserError, match="lacks q01 and q99 of 'state', by which"):
+            reload(policy, folder)
+    else:
+        obs = observation(policy.cfg)
+        want, got = (p.predict(obs, mode="eval", noise=noise()).actions for p in (policy, reload(policy, folder)))
+        assert torch.equal(want, got)
 
 
 def test_configuration_of_another_size(saved):

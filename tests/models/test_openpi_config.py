@@ -83,6 +83,7 @@ def test_completed_fills_what_only_the_run_knows():
         ({"is_lora": True}, {}, "is_lora=True is not supported"),
         ({}, {"use_dsrl": True}, "use_dsrl=True is not supported"),
         ({}, {"num_images_in_input": 4}, "num_images_in_input=4 must be at most 3"),
+        ({}, {"state_dim": 0}, "openpi.state_dim=0 must be at least 1: pi0_metaworld reads it"),
         ({"num_steps": 1}, {"ignore_last": True}, "num_steps=1 leaves no stochastic step"),
         ({"value_type": "action_level"}, {}, "value_type=action_level must be chunk_level"),
     ],

@@ -54,6 +54,7 @@ def test_auto_falls_back_past_a_corrupt_one_and_says_so(tmp_path):
         (lambda f: (f / "actor/w.bin").unlink(), "actor/w.bin is missing"),
         (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda f: (f / "manifest.json").write_text("{"), "manifest.json cannot be read"),
+        (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json cannot be read"),
     ],
 )
 def test_a_damaged_folder_named_outright_is_refused(tmp_path, damage, message):
@@ -73,6 +74,13 @@ def test_keep_last_k_by_number(tmp_path):
     for step in (2, 9, 10):
         save(tmp_path, step, keep=2)
     assert sorted(p.name for p in tmp_path.glob("global_step_*")) == ["global_step_10", "global_step_9"]
+
+
+def test_keep_never_takes_the_one_just_saved(tmp_path):
+    save(tmp_path, 10)  # of an earlier run; a later one went back to step 2
+    save(tmp_path, 2)
+    save(tmp_path, 3, keep=1)
+    assert sorted(p.name for p in tmp_path.glob("global_step_*")) == ["global_step_10", "global_step_3"]
 
 
 def test_nothing_but_json_and_listed_files(tmp_path):

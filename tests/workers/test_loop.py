@@ -1,10 +1,14 @@
 """One rollout through the real workers: equal for any number of stages, true to what the policy said."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rlinf.collect import collect
 from rlinf.data.types import Trajectory
+from rlinf.metrics.reduce import Accumulator
+from rlinf.workers.rollout import shared_policy
 from tests.runs import make_runner, toy_config
 
 
@@ -67,6 +71,86 @@ def test_first_minibatch_ratio_is_one(tmp_path):
     assert metrics["train/actor/logprob_gap"] <= 2e-5
     assert 0 <= metrics["train/actor/clip_fraction"] <= 1
     assert metrics["train/actor/optimizer_steps"] == 2
+
+
+def test_log_probs_of_the_rollout_are_those_of_the_update(tmp_path):
+    runner = make_runner(toy_config(tmp_path, "env.train.rollout_epoch=1"))
+    try:
+        policy = shared_policy(runner.actor._ranks[0][0])
+        runner.cluster.get(collect(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4))
+        (traj,) = runner.cluster.get(runner.rollout.call("trajectory"))
+        rows = {k: v.flatten(0, 1) for k, v in traj.replay.items()}  # another batch size than the rollout's
+        with torch.no_grad():
+            gap = policy.evaluate(rows, values=False, entropy=False).logprobs - traj.logprobs.flatten(0, 1)  # [N, C, A]
+            for _, parameter in policy.trainable_parameters():
+                parameter.mul_(1.01)
+            moved = policy.evaluate(rows, values=False, entropy=False).logprobs - traj.logprobs.flatten(0, 1)
+    finally:
+        runner.close()
+    print(f"per element {gap.abs().max():.1e}, summed over a chunk {gap.sum((1, 2)).abs().max():.1e}")
+    assert gap.abs().max() <= 2e-5
+    assert gap.sum((1, 2)).abs().max() <= 2e-4
+    assert moved.abs().max() > 1e-3  # other weights do say something else
+
+
+@pytest.mark.parametrize("mask_kind", ["none", "unweighted", "weighted"])
+def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
+    def gradient(micro: int) -> torch.Tensor:
+        sizes = [f"actor.micro_batch_size={micro}", "actor.global_batch_size=64", "env.train.rollout_epoch=1"]
+        cfg = toy_config(tmp_path / str(micro), *sizes, "actor.optim.clip_grad=1e9", "actor.optim.lr=0")
+        runner = make_runner(cfg)
+        try:
+            worker = runner.actor._ranks[0][0]
+            runner.cluster.get(
+                collect(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4)
+            )
+            runner.cluster.get(runner.actor.call("compute_advantages", runner.rollout.call("trajectory")))
+            mask = torch.zeros(4, 16, 1, dtype=torch.bool)
+            mask[0], mask[1, :3], mask[3, 5:7] = True, True, True
+            n = torch.arange(1.0, 17.0)[None, :, None].expand(4, 16, 1)
+            worker.targets = replace(
+                worker.targets,
+                mask=None if mask_kind == "none" else mask,
+                mask_sum=n if mask_kind == "weighted" else None,
+            )
+            worker._optimizer_step(torch.arange(64), Accumulator(), first=False)
+            gradients = [p.grad for _, p in worker.policy.trainable_parameters() if p.grad is not None]
+            return torch.cat([g.flatten() for g in gradients])
+        finally:
+            runner.close()
+
+    whole, pieces = gradient(64), gradient(16)
+    assert (whole - pieces).norm() <= 1e-4 * whole.norm()
+
+
+def test_ranks_of_a_rollout_share_the_actors_policy(tmp_path):
+    placed = "cluster.component_placement={env: 0, rollout: 0:0-1, actor: 0}"
+    runner = make_runner(toy_config(tmp_path, placed))
+    try:
+        (actor, _), *_ = runner.actor._ranks
+        assert [worker.policy is actor.policy for worker, _ in runner.rollout._ranks] == [True, True]
+    finally:
+        runner.close()
+
+
+def test_weights_from_a_file_in_the_home_folder_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given = make_runner(toy_config(tmp_path))
+    try:
+        policy = given.actor._ranks[0][0].policy
+        with torch.no_grad():
+            for _, parameter in policy.trainable_parameters():
+                parameter.add_(1.0)
+        policy.save_pretrained(tmp_path / "trained")
+        want = {k: v.clone() for k, v in policy.state_dict().items()}
+    finally:
+        given.close()
+    runner = make_runner(toy_config(tmp_path, "runner.ckpt_path=~/trained/model.safetensors"))
+    try:
+        got = runner.actor._ranks[0][0].policy.state_dict()
+    finally:
+        runner.close()
+    assert all(torch.equal(got[k], want[k]) for k in want)
 
 
 def test_group_members_start_alike_and_differ_later(tmp_path):

@@ -303,6 +303,10 @@ class Config(ModelConfig):
             )
         if self.num_cameras > ALL_CAMERAS:
             raise UserError(f"{prefix}.openpi.num_images_in_input={self.num_cameras} must be at most {ALL_CAMERAS}")
+        if self.state_dim < 1 and (not self.convention.pi05 or self.convention.discrete_state):
+            raise UserError(
+                f"{prefix}.openpi.state_dim={self.state_dim} must be at least 1: {options.config_name} reads it"
+            )
         if max(self.action_dim, self.state_dim) > arch.action_dim:
             raise UserError(f"{prefix}.action_dim={self.action_dim} must be at most {arch.action_dim}")
         if self.denoise_steps < (2 if options.noise_method == "flow_cps" or options.ignore_last else 1):

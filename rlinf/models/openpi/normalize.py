@@ -76,12 +76,15 @@ def save_statistics(folder: Path, asset_id: str, stats: dict[str, Statistics]) -
     (target / FILE).write_text(json.dumps({"norm_stats": content}, indent=1) + "\n")
 
 
-def load_statistics(folder: Path, asset_id: str) -> dict[str, Statistics]:
-    """Read `<folder>/<asset_id>/norm_stats.json` (also below `assets/`, where openpi itself puts it)."""
+def load_statistics(folder: Path, asset_id: str, *, quantile: bool) -> dict[str, Statistics]:
+    """Read `<folder>/<asset_id>/norm_stats.json` (also below `assets/`, where openpi itself puts it).
+
+    The quantiles may be left out by checkpoints that are normalised without them (`quantile` False).
+    """
     for path in (folder / asset_id / FILE, folder / "assets" / asset_id / FILE):
         if path.is_file():
             content = json.loads(path.read_text())["norm_stats"]
-            return {key: _parse(path, key, content) for key in ("state", "actions")}
+            return {key: _parse(path, key, content, quantile) for key in ("state", "actions")}
     found = sorted({str(p.parent.relative_to(folder)) for p in folder.glob(f"**/{FILE}")})
     raise UserError(
         f"{folder} has no {asset_id}/{FILE}, which this openpi.config_name needs; "
@@ -89,12 +92,14 @@ def load_statistics(folder: Path, asset_id: str) -> dict[str, Statistics]:
     )
 
 
-def _parse(path: Path, key: str, content: dict) -> Statistics:
+def _parse(path: Path, key: str, content: dict, quantile: bool) -> Statistics:
     if key not in content:
         raise UserError(f"{path} lacks the entry {key!r}; it has: {', '.join(content)}")
     entry = content[key]
     mean, std = (torch.tensor(entry[name], dtype=torch.float64) for name in ("mean", "std"))
-    # Checkpoints normalised by mean and std may leave the quantiles out.
-    q01 = torch.tensor(entry["q01"], dtype=torch.float64) if entry.get("q01") is not None else mean - 2.33 * std
-    q99 = torch.tensor(entry["q99"], dtype=torch.float64) if entry.get("q99") is not None else mean + 2.33 * std
+    if entry.get("q01") is None or entry.get("q99") is None:
+        if quantile:
+            raise UserError(f"{path} lacks q01 and q99 of {key!r}, by which this openpi.config_name normalises")
+        return Statistics(mean=mean, std=std, q01=mean - 2.33 * std, q99=mean + 2.33 * std)  # a Gaussian's, never read
+    q01, q99 = (torch.tensor(entry[name], dtype=torch.float64) for name in ("q01", "q99"))
     return Statistics(mean=mean, std=std, q01=q01, q99=q99)

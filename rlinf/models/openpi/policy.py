@@ -49,7 +49,7 @@ class Policy(policy.Policy):
         super().__init__()
         self.cfg, self.spec = cfg, cfg.spec()
         self.arch = arch = arch or cfg.architecture()
-        self.tokenizer_file = tokenizer_file
+        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when we save
         with torch.device("meta"):
             self.net = PiNet(arch)
         if cfg.stored_precision == "bf16":
@@ -89,9 +89,7 @@ class Policy(policy.Policy):
         if self.value_head is not None:
             initialize_value_head(self.value_head, generator)
         if folder is not None:
-            self._check_saved_config(folder)
-            self.load_weights(folder)
-            self.processor.set_statistics(load_statistics(folder, cfg.convention.asset_id))
+            self.load_pretrained(folder)
         return self
 
     # ------------------------------------------------------------------ acting
@@ -216,7 +214,7 @@ class Policy(policy.Policy):
         save_weights(tensors, folder)
         stats = {"state": self.processor.state_stats, "actions": self.processor.action_stats}
         save_statistics(folder, self.cfg.convention.asset_id, stats)
-        (folder / tokenizer.FILE).write_bytes(self.tokenizer_file.read_bytes())
+        (folder / tokenizer.FILE).write_bytes(self.tokenizer_model)
         content = {
             "model_type": "openpi",
             "size": self.cfg.size,
@@ -225,9 +223,20 @@ class Policy(policy.Policy):
         }
         (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n")
 
+    def load_pretrained(self, folder: Path) -> None:
+        """Take weights and normalisation statistics of a folder."""
+        self._check_saved_config(folder)
+        self.load_weights(folder)
+        row = self.cfg.convention
+        self.processor.set_statistics(load_statistics(folder, row.asset_id, quantile=row.quantile_norm))
+
     def load_weights(self, file: Path) -> None:
-        """Take the weights of a file or folder; heads it lacks keep theirs."""
-        load_weights(self, file, rename=published_names(pi05=self.arch.pi05), optional=HEADS)
+        """Take the weights of a file or folder; a head it lacks altogether keeps its own."""
+        lost = load_weights(self, file, rename=published_names(pi05=self.arch.pi05), optional=HEADS)
+        for head in HEADS:
+            parts = {name for name in self.state_dict() if name.startswith(head)}
+            if 0 < len(parts & lost) < len(parts):
+                raise UserError(f"{file} holds only a part of {head}*: {', '.join(sorted(parts & lost))} are missing")
 
     def _check_saved_config(self, folder: Path) -> None:
         """A folder of ours says which network it holds; published ones only by their shapes."""

@@ -121,7 +121,7 @@ class Processor(nn.Module):
                     f"norm_stats.json has {have} {key} columns, {self.cfg.openpi.config_name} needs {columns}"
                 )
         self.state_stats = stats["state"].first(self.cfg.state_dim).to(self.device)
-        self.action_stats = stats["actions"].to(self.device)
+        self.action_stats = stats["actions"].first(self.cfg.action_dim).to(self.device)
 
     def _state(self, obs: Observation) -> Tensor | None:
         """The columns the model reads, in π's convention."""

@@ -1,0 +1,43 @@
+"""One process: what is shared is made once, and a plan for more than one accelerator is refused."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from rlinf.config.load import load_config
+from rlinf.errors import UserError
+from rlinf.runtime.cluster import check_backend
+from rlinf.runtime.local import LocalCluster
+from rlinf.runtime.placement import make_plan
+from rlinf.runtime.worker import Process
+
+
+def test_ranks_set_up_at_once_share_one_object():
+    process = Process(torch.device("cpu"))
+
+    def make() -> object:
+        time.sleep(0.05)  # long enough for the other thread to ask too
+        return object()
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: process.share("policy", make), range(2))
+    assert first is second
+
+
+def test_components_on_several_accelerators_need_more_than_one_process():
+    placed = ["cluster.component_placement={actor: 0, env: 1, rollout: 1}"]
+    cfg = load_config("toy_ppo_compact", placed, devices=[2])
+    with pytest.raises(UserError, match=r"needs Ray \(1 actor ranks, 1 nodes, 2 accelerators\)"):
+        check_backend(cfg, make_plan(cfg, [2]))
+
+
+def test_the_process_takes_the_accelerator_of_the_plan(monkeypatch):
+    cfg = load_config("toy_ppo_compact", ["cluster.component_placement={'actor,env,rollout': 1}"], devices=[2])
+    plan = make_plan(cfg, [2])
+    check_backend(cfg, plan)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert LocalCluster(cfg, plan).process.device == torch.device("cuda", 1)
