@@ -11,7 +11,7 @@ import torch
 from rlinf.config.schema import Config
 from rlinf.runtime.cluster import Routed, merge
 from rlinf.runtime.placement import Plan
-from rlinf.runtime.worker import Process, Worker
+from rlinf.runtime.worker import Process, Worker, limit_threads
 
 
 class LocalGroup:
@@ -51,6 +51,7 @@ class LocalCluster:
 
     def __init__(self, cfg: Config, plan: Plan) -> None:
         self.cfg, self.plan = cfg, plan
+        limit_threads(cfg)
         self.process = Process(_device(plan))
         self._groups: list[LocalGroup] = []
 

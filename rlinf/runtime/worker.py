@@ -12,6 +12,12 @@ from rlinf.config.schema import Config
 from rlinf.runtime.placement import Plan
 
 
+def limit_threads(cfg: Config) -> None:
+    """Apply cluster.torch_threads to this process."""
+    if cfg.cluster.torch_threads > 0:
+        torch.set_num_threads(cfg.cluster.torch_threads)
+
+
 class Process:
     """The process a worker lives in. Workers that share it share objects by name, parameters above all."""
 

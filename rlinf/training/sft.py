@@ -22,6 +22,7 @@ from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.policy import Policy, find_policy
+from rlinf.runtime.worker import limit_threads
 
 Evaluate = Callable[[Policy], float]
 MAX_BISECTIONS = 8
@@ -55,6 +56,7 @@ def train_sft(
         raise UserError(f"sft.stop_at_most={sft.stop_at_most} must be above sft.stop_at_success={sft.stop_at_success}")
     if output.exists() and not (output / "sft.json").is_file():
         raise UserError(f"sft.output={output} exists and was not made by `rlinf sft`: choose another folder")
+    limit_threads(cfg)
     data, start = DemoDataset(sft.dataset), time.perf_counter()
     work = _make_work_folder(output)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

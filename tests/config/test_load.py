@@ -50,14 +50,14 @@ def test_overrides_of_every_form() -> None:
         "algorithm.target_kl=null",
         "runner.logger.logger_backends=[tensorboard, wandb]",
         "env.train.init_params={image_size: 48}",
-        "runner.logger.log_path=/tmp/a b",
+        "runner.logger.log_path=some dir/a b",
         "~env.eval.num_trials",
     )
     assert (cfg.runner.max_epochs, cfg.runner.keep_checkpoints, cfg.actor.optim.lr) == (7, 2, 1e-5)
     assert cfg.algorithm.target_kl is None
     assert cfg.runner.logger.logger_backends == ["tensorboard", "wandb"]
     assert cfg.env.train.init_params == {"image_size": 48}
-    assert cfg.env.train.video_cfg.video_base_dir == "/tmp/a b/video/train"
+    assert cfg.env.train.video_cfg.video_base_dir == "some dir/a b/video/train"
     assert cfg.env.eval.num_trials == 0
 
 
