@@ -75,6 +75,7 @@ def test_ppo_on_mt50_with_video_evaluation_and_checkpoint(tmp_path):
         tmp_path,
         "runner.val_check_interval=1",
         "env.eval.total_num_envs=2",
+        "env.eval.num_trials=2",
         "env.eval.max_episode_steps=10",
         "env.eval.max_steps_per_rollout_epoch=10",
         "env.eval.num_processes=1",
