@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf.data.types import EpisodeRecord
+from rlinf.metrics.names import task_metric
 from rlinf.metrics.stats import Rate
 
 
@@ -17,7 +18,7 @@ def summarise(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[st
     if len(tasks) > 1:
         for task, own in tasks.items():
             means = _means(own)
-            metrics |= {f"task/{task}/{name}": means[name] for name in ("success_once", "success_at_end")}
+            metrics |= {task_metric(task, name): means[name] for name in ("success_once", "success_at_end")}
     rates = group_rates(records, groups or {})
     if rates:
         metrics |= {f"group/{name}/success_once": rate.rate for name, rate in rates.items()}

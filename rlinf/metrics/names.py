@@ -209,9 +209,9 @@ def expand(metrics: Mapping[str, float]) -> dict[str, float]:
     return {**metrics, **aliases}
 
 
-def task_metric(prefix: Literal["env", "eval"], task: str, name: str) -> str:
-    """`eval/task/<task>/<name>`; a slash inside the task name would split it, so it becomes a dash."""
-    return f"{prefix}/task/{task.replace('/', '-')}/{name}"
+def task_metric(task: str, name: str) -> str:
+    """`task/<task>/<name>`, to go behind env/ or eval/; a slash in the task name would split it, so it becomes a dash."""
+    return f"task/{task.replace('/', '-')}/{name}"
 
 
 _HEADER = """# Metrics

@@ -55,3 +55,8 @@ def test_groups_of_tasks_weigh_the_same_in_their_average():
     assert metrics["group/hard/success_once"] == 0.0
     assert metrics["group_average"] == 0.375
     assert not any("never" in name for name in metrics)
+
+
+def test_a_slash_in_a_task_name_does_not_split_its_metric():
+    metrics = summarise([record(task, 1, 0.0, True, True) for task in ("open/close", "push")])
+    assert metrics["task/open-close/success_once"] == 1.0

@@ -106,7 +106,7 @@ def test_expand_keeps_values_and_adds_aliases() -> None:
 
 def test_families_match_one_path_component() -> None:
     assert find_metric("eval/task/door-open-v3/success_once").name == "eval/task/<task>/success_once"
-    assert find_metric(task_metric("env", "open/close door", "return")).name == "env/task/<task>/return"
+    assert find_metric("env/" + task_metric("open/close door", "return")).name == "env/task/<task>/return"
     assert find_metric("time/env/step").unit == "s"
     with pytest.raises(ValueError, match="eval/task/a/b/success_once"):
         find_metric("eval/task/a/b/success_once")
