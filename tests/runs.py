@@ -37,3 +37,16 @@ def wait_gone(pids: list[int]) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def hide_gl(folder: Path) -> None:
+    """A sitecustomize.py for PYTHONPATH: a Python that starts with it finds no OpenGL library."""
+    (folder / "sitecustomize.py").write_text(
+        "import ctypes\n"
+        "class CDLL(ctypes.CDLL):\n"
+        "    def __init__(self, name, *args, **kwargs):\n"
+        "        if 'EGL' in str(name) or 'OSMesa' in str(name):\n"
+        "            raise OSError(name)\n"
+        "        super().__init__(name, *args, **kwargs)\n"
+        "ctypes.CDLL = CDLL\n"
+    )

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from rlinf import cli
 from tests.conftest import REPO
+from tests.runs import hide_gl
 
 TOY = "examples/embodiment/config/toy_ppo_compact.yaml"
 TWO_ENV_RANKS = 'cluster.component_placement={"actor,rollout": "0", env: "0:0-1"}'
@@ -339,15 +340,7 @@ def test_training_that_diverges_ends_with_status_4(tmp_path, monkeypatch, capfd)
 
 
 def test_a_missing_gl_library_names_the_apt_line(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import ctypes\n"
-        "class CDLL(ctypes.CDLL):\n"
-        "    def __init__(self, name, *args, **kwargs):\n"
-        "        if 'EGL' in str(name) or 'OSMesa' in str(name):\n"
-        "            raise OSError(name)\n"
-        "        super().__init__(name, *args, **kwargs)\n"
-        "ctypes.CDLL = CDLL\n"
-    )
+    hide_gl(tmp_path)
     outcome = rlinf("eval", "quickstart", f"runner.logger.log_path={tmp_path}", PYTHONPATH=str(tmp_path), MUJOCO_GL="")
     assert outcome.error == (
         "simulator 'metaworld': no headless OpenGL library was found; install one with: apt-get install -y libosmesa6 "

@@ -19,7 +19,7 @@ from rlinf.envs.expert import DemoJob, DemoPlayer
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import SimulatorError, UserError
-from tests.runs import is_alive, wait_gone
+from tests.runs import hide_gl, is_alive, wait_gone
 
 CHUNK = 4
 Make = Callable[..., VecEnv]
@@ -157,15 +157,7 @@ def test_a_missing_package_names_itself_and_the_cure(
 def test_a_missing_gl_library_names_the_apt_line(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gl: str, cure: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import ctypes\n"
-        "class CDLL(ctypes.CDLL):\n"
-        "    def __init__(self, name, *args, **kwargs):\n"
-        "        if 'EGL' in str(name) or 'OSMesa' in str(name):\n"
-        "            raise OSError(name)\n"
-        "        super().__init__(name, *args, **kwargs)\n"
-        "ctypes.CDLL = CDLL\n"
-    )
+    hide_gl(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     with pytest.raises(UserError) as error:
