@@ -210,7 +210,7 @@ def expand(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def task_metric(task: str, name: str) -> str:
-    """`task/<task>/<name>`, to go behind env/ or eval/; a slash in the task name would split it, so it becomes a dash."""
+    """`task/<task>/<name>`, to go behind env/ or eval/; a slash in the task name becomes a dash, or it would split."""
     return f"task/{task.replace('/', '-')}/{name}"
 
 
