@@ -16,7 +16,7 @@ from rlinf.config.convert import convert, defaults_of, key_paths
 from rlinf.config.schema import Config, EnvConfig
 from rlinf.envs.spec import available_simulators, env_spec, find_simulator
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, available_models, find_config
+from rlinf.models.config import ModelConfig, Surroundings, available_models, find_config
 from rlinf.training.checkpoint import policy_folder
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,17 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
         model = replace(model, model_path=str(trained))
     elif model.size != "base" and is_placeholder(model.model_path):
         model = replace(model, model_path=None)
-    return model.completed(critic_state_dim=privileged, compat=cfg.compat)
+    sampling = cfg.rollout.sampling_params
+    return model.completed(
+        Surroundings(
+            critic_state_dim=privileged,
+            compat=cfg.compat,
+            temperature_train=sampling.temperature_train,
+            temperature_eval=sampling.temperature_eval if sampling.do_sample else 0.0,
+            top_k=sampling.top_k,
+            gradient_checkpointing=cfg.actor.fsdp_config.gradient_checkpointing,
+        )
+    )
 
 
 def _check_simulator(composed: Composed, env: EnvConfig, path: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -24,6 +24,18 @@ class PolicySpec:
     critic_state_dim: int  # privileged state its critic reads; 0 for none
     trainable: Literal["all", "lora", "expert"]  # what weight sync and optimiser see
     binary_gripper: bool = False  # a token policy's gripper has no meaningful zero: 0 maps to -1 where a sign is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a model must know of the config around its block."""
+
+    critic_state_dim: int = 0  # columns of the simulator's privileged state
+    compat: str | None = None
+    temperature_train: float = 1.0  # rollout.sampling_params: token policies
+    temperature_eval: float = 0.0  # greedy when <= 0
+    top_k: int = 0  # <= 0 keeps every bin
+    gradient_checkpointing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +65,17 @@ class ModelConfig:
     is_lora: bool = False
     """Train adapters instead of the weights."""
     lora_rank: int = 32
+    lora_alpha: int | None = None
+    """Scale of the adapters is lora_alpha / lora_rank; null takes the rank."""
+    lora_dropout: float = 0.0
+    lora_targets: str | list[str] = "all-linear"
+    """Names (or endings) of the layers that get adapters; `all-linear` adapts every one."""
     lora_path: str | None = None
     """Adapter folder to start from."""
+    gradient_checkpointing: bool = False
+    """Recompute each block's activations in the backward pass; actor.fsdp_config.gradient_checkpointing sets it too."""
+    cuda_graphs: bool = True
+    """Replay recorded kernels when acting on a GPU; the numbers are the same, small batches are much faster."""
     policy_setup: str | None = None
     """Robot convention of the checkpoint, e.g. widowx_bridge."""
     num_images_in_input: int = 1
@@ -65,9 +86,9 @@ class ModelConfig:
         """Compact configurations that cover the model; tests/contracts builds and checks each of them."""
         raise NotImplementedError
 
-    def completed(self, *, critic_state_dim: int, compat: str | None) -> Self:
-        """This block with what only the rest of the config knows: the simulator's privileged state and `compat`."""
-        return self
+    def completed(self, rest: Surroundings) -> Self:
+        """This block with what only the rest of the config knows."""
+        return replace(self, gradient_checkpointing=self.gradient_checkpointing or rest.gradient_checkpointing)
 
     def num_parameters(self) -> dict[str, int]:
         """Parameter counts by part."""

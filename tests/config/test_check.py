@@ -13,7 +13,7 @@ from rlinf.config.describe import describe_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import EnvConfig
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, find_config
+from rlinf.models.config import ModelConfig, Surroundings, find_config
 from rlinf.runtime.placement import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
@@ -167,14 +167,15 @@ def test_seven_columns_fit_an_arm_without_rotation(suite: str, action_dim: int, 
 
 def test_the_model_learns_what_simulator_and_compat_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
+    more = ["rollout.sampling_params.temperature_train=1.6", "actor.fsdp_config.gradient_checkpointing=true"]
 
-    def completed(self: ModelConfig, *, critic_state_dim: int, compat: str | None) -> ModelConfig:
-        told.append((critic_state_dim, compat))
+    def completed(self: ModelConfig, rest: Surroundings) -> ModelConfig:
+        told.append((rest.critic_state_dim, rest.compat, rest.temperature_train, rest.gradient_checkpointing))
         return self
 
     monkeypatch.setattr(find_config("openpi"), "completed", completed)
-    load_config("toy_ppo_compact", ["compat=rlinf-0.4"], config_dir=CONFIGS, devices=[0])
-    assert told == [(5, "rlinf-0.4")]
+    load_config("toy_ppo_compact", ["compat=rlinf-0.4", *more], config_dir=CONFIGS, devices=[0])
+    assert told == [(5, "rlinf-0.4", 1.6, True)]
 
 
 def test_registered_names_are_those_of_the_registry() -> None:

@@ -11,7 +11,7 @@ import torch
 from openpi_cases import config
 
 from rlinf.errors import UserError
-from rlinf.models.config import find_config
+from rlinf.models.config import Surroundings, find_config
 from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
 from rlinf.models.openpi.policy import Policy
 
@@ -64,9 +64,9 @@ def test_state_less_pi05():
 
 
 def test_completed_fills_what_only_the_run_knows():
-    cfg = config(value_input="state").completed(critic_state_dim=40, compat=None)
+    cfg = config(value_input="state").completed(Surroundings(critic_state_dim=40, compat=None))
     assert (cfg.spec().critic_state_dim, cfg.openpi.upstream_values) == (40, False)
-    cfg = config().completed(critic_state_dim=40, compat="rlinf-0.4")
+    cfg = config().completed(Surroundings(critic_state_dim=40, compat="rlinf-0.4"))
     assert (cfg.spec().critic_state_dim, cfg.openpi.upstream_values) == (0, True)
 
 

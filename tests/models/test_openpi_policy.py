@@ -9,6 +9,7 @@ import torch
 from openpi_cases import CRITIC_COLUMNS, PROMPTS, build, config, noise, observation
 
 from rlinf.errors import UserError
+from rlinf.models.config import Surroundings
 from rlinf.models.openpi import flow
 
 SAMPLERS = {
@@ -185,12 +186,12 @@ def test_noise_annealing():
 
 
 def test_upstream_values_average_the_steps_and_read_three_cameras():
-    cfg = config("pi05_metaworld", value_after_vlm=True).completed(critic_state_dim=0, compat="rlinf-0.4")
+    cfg = config("pi05_metaworld", value_after_vlm=True).completed(Surroundings(critic_state_dim=0, compat="rlinf-0.4"))
     policy = build(cfg)
     out = policy.predict(observation(cfg), mode="train", noise=noise())
     assert out.replay["images"].shape[1] == 3
     assert gap(policy.evaluate(out.replay, values=True, entropy=False).values, out.values) <= GAP
-    cfg = config().completed(critic_state_dim=0, compat="rlinf-0.4")
+    cfg = config().completed(Surroundings(critic_state_dim=0, compat="rlinf-0.4"))
     policy = build(cfg)
     out = policy.predict(observation(cfg), mode="train", noise=noise())
     assert (

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, PolicySpec
+from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
 from rlinf.models.openpi.architecture import SIZES, Architecture
 
 NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]
@@ -147,12 +147,13 @@ class Config(ModelConfig):
             for dim, row in zip(dims, rows, strict=True)
         )
 
-    def completed(self, *, critic_state_dim: int, compat: str | None) -> Self:
+    def completed(self, rest: Surroundings) -> Self:
         """This block with the simulator's privileged state and the compat switch filled in."""
         options = self.openpi
         if self.value_input == "state" and not options.critic_state_dim:
-            options = replace(options, critic_state_dim=critic_state_dim)
-        return replace(self, openpi=replace(options, upstream_values=options.upstream_values or compat is not None))
+            options = replace(options, critic_state_dim=rest.critic_state_dim)
+        options = replace(options, upstream_values=options.upstream_values or rest.compat is not None)
+        return replace(super().completed(rest), openpi=options)
 
     @property
     def convention(self) -> DataConvention:
