@@ -6,11 +6,17 @@ Letters: B rows, S tokens of this call, P tokens of the past, W width, G key/val
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from rlinf.models.nn import fused
+from rlinf.models.nn.checkpointing import BlockStack
+from rlinf.models.nn.fused import Residual
+from rlinf.models.nn.packed import Packed
 
 Tensor = torch.Tensor
 NORM_EPS = 1e-6
@@ -23,6 +29,19 @@ class KeyValue(NamedTuple):
 
     k: Tensor
     v: Tensor
+    buffers: tuple[Tensor, Tensor] | None = None  # [B, G, P + S, E] that begin with k and v: calls write behind them
+
+    def then(self, own: KeyValue) -> KeyValue:
+        """These, followed by `own`, copied."""
+        return KeyValue(torch.cat((self.k, own.k), 2), torch.cat((self.v, own.v), 2))
+
+    def with_room(self, tokens: int) -> KeyValue:
+        """The same in buffers with room for `tokens` more; not for gradients."""
+        if self.buffers is not None:
+            return self
+        k, v = (F.pad(x, (0, 0, 0, tokens)) for x in (self.k, self.v))
+        length = self.k.shape[2]
+        return KeyValue(k[:, :, :length], v[:, :, :length], (k, v))
 
 
 class Rope(NamedTuple):
@@ -37,6 +56,7 @@ class Frame(NamedTuple):
 
     rope: Rope
     bias: Tensor | None
+    room: int = 0  # keys and values go to buffers with room for this many more tokens; not for gradients
 
 
 def rope(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rope:
@@ -46,20 +66,9 @@ def rope(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rope:
     return Rope(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
-def rotate(x: Tensor, r: Rope) -> Tensor:
-    """Apply the half-split rotation to [B, S, heads, E]."""
-    a, b = x.chunk(2, -1)
-    return torch.cat((torch.addcmul(a * r.cos, b, r.sin, value=-1.0), torch.addcmul(b * r.cos, a, r.sin)), -1)
-
-
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Boolean visibility (True: may attend) as the bias added to attention scores."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, MASKED)
-
-
-def _rms(x: Tensor) -> Tensor:
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
 class RMSNorm(nn.Module):
@@ -69,29 +78,36 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return (_rms(x) * (1.0 + self.weight.float())).to(x.dtype), None
+    def forward(self, stream: Residual, modulation: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The stream added up, its norm, and the gate (none) of what is computed from it."""
+        return *fused.add_norm(*stream, self.weight, eps=NORM_EPS, one_plus=True), None
 
 
 class AdaRMSNorm(nn.Module):
-    """Root-mean-square norm whose scale, shift and residual gate come from a condition [B, W]."""
+    """Root-mean-square norm whose scale, shift and residual gate are given, as `modulate` makes them of a condition."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.dense = nn.Linear(width, 3 * width)
 
-    def forward(self, x: Tensor, cond: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        assert cond is not None
-        scale, shift, gate = self.dense(cond.to(self.dense.weight.dtype))[:, None].chunk(3, -1)  # each [B, 1, W]
-        out = torch.addcmul(shift.float(), _rms(x), 1.0 + scale.float())
-        return out.to(x.dtype), gate.to(x.dtype)
+    def modulate(self, cond: Tensor) -> Tensor:
+        """Conditions [N, W] -> scale, shift and gate side by side: [N, 1, 3 W]."""
+        return self.dense(cond.to(self.dense.weight.dtype))[:, None]
+
+    def forward(self, stream: Residual, modulation: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The stream added up, its norm, and the gate of what is computed from it."""
+        assert modulation is not None
+        scale, shift, gate = modulation.chunk(3, -1)  # each [B or 1, 1, W]
+        return *fused.add_norm(*stream, scale, shift, eps=NORM_EPS, one_plus=True), gate
 
 
-class Attention(nn.Module):
+class Attention(Packed):
     """Attention whose query heads share few key/value heads; weights only, the block drives it.
 
     The R = heads / G query heads of a group become extra query rows, so that keys and values are never copied per head.
     """
+
+    groups = (("q_proj", "k_proj", "v_proj"),)
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -101,23 +117,43 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
 
-    def key_value(self, x: Tensor, r: Rope) -> KeyValue:
-        """[B, S, W] -> keys (rotated) and values [B, G, S, E]."""
-        k, v = (p(x).view(*x.shape[:2], self.kv_heads, self.head_dim) for p in (self.k_proj, self.v_proj))
-        return KeyValue(rotate(k, r).transpose(1, 2), v.transpose(1, 2))
+    def query_key_value(self, x: Tensor, frame: Frame, past: KeyValue | None) -> tuple[Tensor, KeyValue, KeyValue]:
+        """[B, S, W] -> queries [B, G, S * R, E], all keys and values to attend to, and those of x alone."""
+        q, k, v = self.project(self.groups[0], x)
+        if past is not None and past.buffers is not None:
+            first = past.k.shape[2]
+            q, k, v = fused.rope(q, k, v, frame.rope, head_dim=self.head_dim, room=(*past.buffers, first))
+            return q, KeyValue(k, v), KeyValue(k[:, :, first:], v[:, :, first:])
+        q, own = self._rotated(q, k, v, frame)
+        return q, own if past is None else past.then(own), own
 
-    def forward(self, x: Tensor, r: Rope, kv: KeyValue, bias: Tensor | None) -> Tensor:
-        """Queries of x [B, S, W] on kv, heads merged: [B, S, W]; bias [B or 1, 1, S * R or 1, P + S]."""
-        b, s, _ = x.shape
-        q = rotate(self.q_proj(x).view(b, s, self.heads, self.head_dim), r)
-        q = q.view(b, s, self.kv_heads, -1, self.head_dim).transpose(1, 2).reshape(b, self.kv_heads, -1, self.head_dim)
-        out = F.scaled_dot_product_attention(q, kv.k, kv.v, attn_mask=bias)  # [B, G, S * R, E]
+    def key_value(self, x: Tensor, frame: Frame) -> KeyValue:
+        """[B, S, W] -> keys and values [B, G, S, E], where no query is asked."""
+        k = self.k_proj(x)
+        return self._rotated(k, k, self.v_proj(x), frame)[1]
+
+    def _rotated(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, KeyValue]:
+        if not frame.room:
+            q, k, v = fused.rope(q, k, v, frame.rope, head_dim=self.head_dim)
+            return q, KeyValue(k, v)
+        b, s, _ = q.shape
+        shape = (b, self.kv_heads, s + frame.room, self.head_dim)
+        room = (q.new_empty(shape), q.new_empty(shape), 0)
+        q, k, v = fused.rope(q, k, v, frame.rope, head_dim=self.head_dim, room=room)
+        return q, KeyValue(k[:, :, :s], v[:, :, :s], (k, v))
+
+    def forward(self, q: Tensor, kv: KeyValue, bias: Tensor | None) -> Tensor:
+        """Queries [B, G, S * R, E] on kv, heads merged: [B, S, W]; bias [B or 1, 1, S * R or 1, P + S]."""
+        b, s = q.shape[0], q.shape[2] * self.kv_heads // self.heads
+        out = fused.attend(q, kv.k, kv.v, bias)  # [B, G, S * R, E]
         out = out.view(b, self.kv_heads, s, -1, self.head_dim).transpose(1, 2)
         return self.o_proj(out.reshape(b, s, -1))
 
 
-class Mlp(nn.Module):
+class Mlp(Packed):
     """Gated MLP with the tanh form of GELU."""
+
+    groups = (("gate_proj", "up_proj"),)
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -126,11 +162,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
-
-
-def _residual(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
-    return x + y if gate is None else x + y * gate
+        return self.down_proj(fused.gelu_gate(*self.project(self.groups[0], x)))
 
 
 class Block(nn.Module):
@@ -141,26 +173,25 @@ class Block(nn.Module):
         norm = AdaRMSNorm if adaptive else RMSNorm
         self.self_attn = Attention(width, heads, kv_heads, head_dim)
         self.mlp = Mlp(width, hidden)
-        self.input_layernorm = norm(width)
+        self.input_layernorm = norm(width)  # the two norms in the order they are met: see Gemma.modulate
         self.post_attention_layernorm = norm(width)
 
     def forward(
-        self, x: Tensor, r: Rope, bias: Tensor | None, past: KeyValue | None, cond: Tensor | None
-    ) -> tuple[Tensor, KeyValue]:
-        """[B, S, W] -> the same shape, and this call's own keys and values."""
-        h, gate = self.input_layernorm(x, cond)
-        own = self.self_attn.key_value(h, r)
-        kv = own if past is None else KeyValue(torch.cat((past.k, own.k), 2), torch.cat((past.v, own.v), 2))
-        x = _residual(x, self.self_attn(h, r, kv, bias), gate)
-        h, gate = self.post_attention_layernorm(x, cond)
-        return _residual(x, self.mlp(h), gate), own
+        self, stream: Residual, frame: Frame, past: KeyValue | None, modulation: tuple[Tensor | None, Tensor | None]
+    ) -> tuple[Residual, KeyValue]:
+        """The stream after this layer, and this call's own keys and values."""
+        x, h, gate = self.input_layernorm(stream, modulation[0])
+        q, kv, own = self.self_attn.query_key_value(h, frame, past)
+        attended = Residual(x, self.self_attn(q, kv, frame.bias), gate)
+        x, h, gate = self.post_attention_layernorm(attended, modulation[1])
+        return Residual(x, self.mlp(h), gate), own
 
-    def key_value(self, x: Tensor, r: Rope, cond: Tensor | None) -> KeyValue:
-        """Keys and values alone, for a last layer whose output nobody reads."""
-        return self.self_attn.key_value(self.input_layernorm(x, cond)[0], r)
+    def key_value(self, stream: Residual, frame: Frame) -> KeyValue:
+        """Keys and values alone, for a last layer whose output nobody reads (never one with adaptive norms)."""
+        return self.self_attn.key_value(self.input_layernorm(stream, None)[1], frame)
 
 
-class Gemma(nn.Module):
+class Gemma(BlockStack):
     """A stack of blocks; embeddings are scaled by the caller."""
 
     def __init__(
@@ -187,35 +218,41 @@ class Gemma(nn.Module):
         """Dtype the blocks compute in."""
         return next(self.layers.parameters()).dtype  # the first block's q_proj
 
-    def frame(self, positions: Tensor, visible: Tensor | None) -> Frame:
+    def frame(self, positions: Tensor, visible: Tensor | None, room: int = 0) -> Frame:
         """What every layer shares: positions i64 [B, S], visible bool [B or 1, S or 1, P + S] (None: everything)."""
         bias = None
         if visible is not None:
             rows = visible if visible.shape[1] == 1 else visible.repeat_interleave(self.queries_per_group, 1)
             bias = additive(rows[:, None], self.dtype)
-        return Frame(rope(positions, self.head_dim, self.dtype), bias)
+        return Frame(rope(positions, self.head_dim, self.dtype), bias, room)
+
+    def modulate(self, cond: Tensor) -> list[Tensor]:
+        """Conditions [N, W] -> what each adaptive norm needs of them, [N, 1, 3 W], in the order they are met."""
+        return [m.modulate(cond) for m in self.modules() if isinstance(m, AdaRMSNorm)]
 
     def forward(
         self,
         x: Tensor,
         frame: Frame,
         *,
-        past: list[KeyValue] | None = None,
-        cond: Tensor | None = None,
+        past: Sequence[KeyValue] | None = None,
+        modulation: list[Tensor] | None = None,
         output: bool = True,
     ) -> tuple[Tensor | None, list[KeyValue]]:
         """x [B, S, W] -> the normalised output [B, S, W], and each layer's own keys and values.
 
-        Without `output` the last block stops at its keys and values.
+        `modulation` holds a row for every row of x, or one for all. Without `output` the last block stops at its keys
+        and values.
         """
-        x = x.to(self.dtype)
+        stream = Residual(x.to(self.dtype))
         own: list[KeyValue] = []
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Block)
             if i == last and not output:
-                own.append(layer.key_value(x, frame.rope, cond))
+                own.append(layer.key_value(stream, frame))
                 return None, own
-            x, kv = layer(x, frame.rope, frame.bias, None if past is None else past[i], cond)
+            pair = (None, None) if modulation is None else (modulation[2 * i], modulation[2 * i + 1])
+            stream, kv = self.run_block(layer, stream, frame, None if past is None else past[i], pair)
             own.append(kv)
-        return self.norm(x, cond)[0], own
+        return self.norm(stream, None if modulation is None else modulation[-1])[1], own

@@ -9,6 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rlinf.models.lora import effective_weight
+from rlinf.models.nn import fused
+from rlinf.models.nn.checkpointing import BlockStack
+from rlinf.models.nn.packed import Packed
+
 Tensor = torch.Tensor
 NORM_EPS = 1e-6
 
@@ -28,12 +33,14 @@ class PatchEmbeddings(nn.Module):
         grid = images.shape[1] // p
         # Patches do not overlap, so the convolution is a matrix product; columns run (channel, y, x).
         patches = images.reshape(m, grid, p, grid, p, 3).permute(0, 1, 3, 5, 2, 4).reshape(m, grid * grid, 3 * p * p)
-        weight = self.patch_embedding.weight.flatten(1)
+        weight = effective_weight(self.patch_embedding).flatten(1)
         return F.linear(patches.to(weight.dtype), weight, self.patch_embedding.bias) + self.position_embedding.weight
 
 
-class Attention(nn.Module):
+class Attention(Packed):
     """Full self-attention."""
+
+    groups = (("q_proj", "k_proj", "v_proj"),)
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -45,7 +52,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         m, t, w = x.shape
-        q, k, v = (p(x).view(m, t, self.heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (y.view(m, t, self.heads, -1).transpose(1, 2) for y in self.project(self.groups[0], x))
         out = F.scaled_dot_product_attention(q, k, v)  # [M, heads, T, W / heads]
         return self.out_proj(out.transpose(1, 2).reshape(m, t, w))
 
@@ -59,7 +66,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return self.fc2(fused.linear_gelu(x, self.fc1))
 
 
 class EncoderLayer(nn.Module):
@@ -72,12 +79,18 @@ class EncoderLayer(nn.Module):
         self.layer_norm2 = nn.LayerNorm(width, eps=NORM_EPS)
         self.mlp = Mlp(width, hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.self_attn(self.layer_norm1(x))
-        return x + self.mlp(self.layer_norm2(x))
+    def forward(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The stream x + y in two parts, whose sum the next norm takes; so is the result."""
+        x, h = _add_norm(x, y, self.layer_norm1)
+        x, h = _add_norm(x, self.self_attn(h), self.layer_norm2)
+        return x, self.mlp(h)
 
 
-class SiglipVision(nn.Module):
+def _add_norm(x: Tensor, y: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    return fused.add_norm(x, y, None, norm.weight, norm.bias, eps=norm.eps, centred=True)
+
+
+class SiglipVision(BlockStack):
     """Images to patch features; all blocks and the final norm are used."""
 
     def __init__(self, *, image_size: int, patch_size: int, width: int, depth: int, hidden: int, heads: int) -> None:
@@ -90,7 +103,7 @@ class SiglipVision(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W] in the encoder's dtype."""
-        x = self.embeddings(images).to(self.post_layernorm.weight.dtype)
+        x, y = self.embeddings(images).to(self.post_layernorm.weight.dtype), None
         for layer in self.encoder["layers"].children():
-            x = layer(x)
-        return self.post_layernorm(x)
+            x, y = self.run_block(layer, x, y)
+        return _add_norm(x, y, self.post_layernorm)[1]

@@ -1,0 +1,202 @@
+"""Chains of elementwise work between matrix products: plain torch formulas, each one kernel on a GPU.
+
+The kernels (see `kernels`) compute in fp32 and round once. Gradients are always those of the plain formula, taken when
+the backward pass needs them, so only the inputs are kept.
+
+Letters: B rows, S tokens, W width, G key/value heads, R query heads per group, E head width.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._triton import has_triton
+
+Tensor = torch.Tensor
+FEW_ROWS = 128  # queries per head for which `attend` has its own kernel
+
+
+class Residual(NamedTuple):
+    """A stream whose latest contribution waits to be added by the next norm: x + gate * y."""
+
+    x: Tensor  # [B, S, W]
+    y: Tensor | None = None  # [B, S, W]
+    gate: Tensor | None = None  # [W], or [B or 1, 1, W]
+
+    def total(self) -> Tensor:
+        """The sum itself, [B, S, W]."""
+        return self.x if self.y is None else _add(self.x, self.y, self.gate)
+
+
+@lru_cache(maxsize=1)
+def has_kernels() -> bool:
+    """Whether kernels can be built here: a GPU, Triton and the C compiler its launcher needs."""
+    return torch.cuda.is_available() and has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
+def add_norm(
+    x: Tensor,
+    y: Tensor | None,
+    gate: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None = None,
+    *,
+    eps: float,
+    one_plus: bool = False,
+    centred: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The residual x + gate * y, and its norm in fp32 times scale (or 1 + scale) plus shift; x, y [B, S, W].
+
+    gate, scale and shift are [W], or [B or 1, 1, W]. `centred` makes it a layer norm instead of a root-mean-square one.
+    """
+    if y is None:
+        return x, _run("norm", _norm, x, scale, shift, eps, one_plus, centred)
+    return _run("add_norm", _add_norm, x, y, gate, scale, shift, eps, one_plus, centred)
+
+
+def gelu_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """Gated MLP with the tanh form of GELU."""
+    return _run("gated", _gated, gate, up, True)
+
+
+def silu_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """Gated MLP with SiLU."""
+    return _run("gated", _gated, gate, up, False)
+
+
+def rope(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    angles: tuple[Tensor, Tensor],
+    *,
+    head_dim: int,
+    room: tuple[Tensor, Tensor, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Projections [B, S, heads * E] to queries [B, G, S * R, E], keys and values [B, G, S, E], rotated (half-split).
+
+    angles are the cosines and sines [B or 1, S, 1, E / 2]. `room` = (keys, values, first) writes from token `first`
+    on into buffers [B, G, P, E] and returns these whole; only without gradients.
+    """
+    cos, sin = angles
+    if _kernels_for(q) and not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
+        if room is None:
+            shape = (q.shape[0], k.shape[2] // head_dim, q.shape[1], head_dim)
+            room = (q.new_empty(shape), q.new_empty(shape), 0)
+        return _kernel("rope")(q, k, v, cos, sin, head_dim, *room), room[0], room[1]
+    q, k, v = _rope(q, k, v, cos, sin, head_dim)
+    if room is None:
+        return q, k, v
+    first, last = room[2], room[2] + k.shape[2]
+    room[0][:, :, first:last], room[1][:, :, first:last] = k, v
+    return q, room[0], room[1]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """softmax(q k' / sqrt(E) + bias) v for queries [B, G, rows, E], keys and values [B, G, P, E] (rows may be strided).
+
+    bias is [B or 1, 1, rows or 1, P]. A handful of queries, as in decoding, would leave the library's kernels idle.
+    """
+    few = q.shape[2] <= FEW_ROWS and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] in (64, 128, 256)
+    if few and _kernels_for(q) and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
+        return _kernel("attend")(q, k, v, bias)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def linear_gelu(x: Tensor, layer: nn.Module) -> Tensor:
+    """tanh-GELU of a Linear layer with bias."""
+    plain = type(layer) is nn.Linear and x.dtype == torch.bfloat16 and not torch.is_grad_enabled()
+    if plain and _kernels_for(x):
+        return _kernel("linear_gelu")(x, layer.weight, layer.bias)
+    return F.gelu(layer(x), approximate="tanh")
+
+
+def _norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, one_plus: bool, centred: bool) -> Tensor:
+    value = x.float()
+    if centred:
+        value = value - value.mean(-1, keepdim=True)
+    factor = 1.0 + scale.float() if one_plus else scale.float()
+    value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
+    return (value * factor if shift is None else torch.addcmul(shift.float(), value, factor)).to(x.dtype)
+
+
+def _add(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    return x + (y if gate is None else y * gate.to(y.dtype))
+
+
+def _add_norm(
+    x: Tensor, y: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, *settings: Any
+) -> tuple[Tensor, Tensor]:
+    x = _add(x, y, gate)
+    return x, _norm(x, scale, shift, *settings)
+
+
+def _gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
+    return (F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up
+
+
+def _rope(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    b, s, _ = q.shape
+    q, k, v = (y.reshape(b, s, -1, head_dim) for y in (q, k, v))
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    groups = k.shape[2]
+    q = q.view(b, s, groups, -1, head_dim).transpose(1, 2).reshape(b, groups, -1, head_dim)
+    return q, k.transpose(1, 2), v.transpose(1, 2)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The half-split rotation of [B, S, heads, E]."""
+    a, b = x.chunk(2, -1)
+    return torch.cat((torch.addcmul(a * cos, b, sin, value=-1.0), torch.addcmul(b * cos, a, sin)), -1)
+
+
+def _kernels_for(x: Tensor) -> bool:
+    return x.is_cuda and has_kernels()
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    return getattr(importlib.import_module("rlinf.models.nn.kernels"), name)
+
+
+def _run(name: str, formula: Callable[..., Any], x: Tensor, *more: Any) -> Any:
+    if not _kernels_for(x):
+        return formula(x, *more)
+    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (x, *more)):
+        return _WithGradient.apply(_kernel(name), formula, x, *more)
+    return _kernel(name)(x, *more)
+
+
+class _WithGradient(torch.autograd.Function):
+    """A kernel's numbers with its formula's gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Callable[..., Any], formula: Callable[..., Any], *args: Any) -> Any:
+        ctx.formula = formula
+        ctx.plain = [None if isinstance(a, Tensor) else a for a in args]
+        ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+        ctx.save_for_backward(*(args[i] for i in ctx.places))
+        return kernel(*args)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        args = list(ctx.plain)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            args[place] = tensor.detach().requires_grad_(ctx.needs_input_grad[2 + place])
+        with torch.enable_grad():
+            out = ctx.formula(*args)
+        outputs = out if isinstance(out, tuple) else (out,)
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
+        wanted = [i for i in ctx.places if ctx.needs_input_grad[2 + i]]
+        outputs, seeds = zip(*pairs, strict=True)
+        found = torch.autograd.grad(outputs, [args[i] for i in wanted], seeds, allow_unused=True)
+        results: list[Any] = [None] * len(args)
+        for i, g in zip(wanted, found, strict=True):
+            results[i] = g
+        return None, None, *results

@@ -1,0 +1,76 @@
+"""Linear layers that read the same input, run as one matrix product while acting.
+
+The layers keep their names and their own parameters (checkpoints, adapters and optimisers see nothing); their weights
+are moved into one tensor of which each is a view, so that in-place updates reach the product too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Tensor = torch.Tensor
+
+
+class Packed(nn.Module):
+    """A block with groups of such layers: `pack` joins them, `project` multiplies."""
+
+    groups: tuple[tuple[str, ...], ...] = ()  # names of the layers that read the same input
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor | None]] = {}
+
+    def pack(self) -> None:
+        """Move each group's weights (and biases) into one tensor, wherever they are now."""
+        for group in self.groups:
+            layers = self._layers(group)
+            if all(type(layer) is nn.Linear for layer in layers):
+                self._joined[group] = _join(layers)
+
+    def project(self, group: tuple[str, ...], x: Tensor) -> Sequence[Tensor]:
+        """What each layer of `group` makes of x [..., W]; one product when no gradient of theirs is wanted."""
+        layers = self._layers(group)
+        weight, bias = self._joined.get(group, (None, None))
+        if weight is None or torch.is_grad_enabled() or not _is_current(layers, weight):
+            return [layer(x) for layer in layers]
+        return F.linear(x, weight, bias).split([layer.out_features for layer in layers], -1)
+
+    def _layers(self, group: tuple[str, ...]) -> list[nn.Linear]:
+        return [cast(nn.Linear, self._modules[name]) for name in group]  # or an adapter around one
+
+
+def pack(module: nn.Module) -> None:
+    """Pack every block inside `module`; call it once the weights are on their device."""
+    for part in module.modules():
+        if isinstance(part, Packed):
+            part.pack()
+
+
+def _join(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    with torch.no_grad():
+        weight = torch.cat([layer.weight for layer in layers])
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    first = 0
+    for layer in layers:
+        last = first + layer.out_features
+        layer.weight.data = weight[first:last]
+        if bias is not None:
+            layer.bias.data = bias[first:last]
+        first = last
+    return weight, bias
+
+
+def _is_current(layers: Sequence[nn.Module], weight: Tensor) -> bool:
+    """Whether nobody has replaced the parameters (moved, sharded or wrapped the layers) since they were joined."""
+    first, last = layers[0], layers[-1]
+    return (
+        type(first) is nn.Linear
+        and type(last) is nn.Linear
+        and first.weight.data_ptr() == weight.data_ptr()
+        and last.weight.data_ptr() == weight[-last.out_features :].data_ptr()
+    )

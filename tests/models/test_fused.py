@@ -1,0 +1,178 @@
+"""nn/fused, nn/packed, nn/graphs: the fast forms give the plain formulas' numbers and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rlinf.models.nn import fused
+from rlinf.models.nn.graphs import Recorder
+from rlinf.models.nn.packed import Packed, pack
+
+gpu = pytest.mark.gpu
+B, S, W = 3, 5, 48
+
+
+def randn(*shape: int, device: str = "cpu") -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("shape", [(W,), (1, 1, W), (B, 1, W)])
+def test_add_norm_is_the_norm_of_the_sum(centred, shape):
+    x, y, gate, scale, shift = randn(B, S, W), randn(B, S, W + 0), randn(*shape), randn(*shape), randn(*shape)
+    total, normal = fused.add_norm(x, y, gate, scale, shift, eps=1e-6, one_plus=True, centred=centred)
+    torch.testing.assert_close(total, x + gate * y)
+    value = total - total.mean(-1, keepdim=True) if centred else total
+    want = value / (value.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + scale) + shift
+    torch.testing.assert_close(normal, want)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["add_norm", "norm", "ada", "layer", "gelu", "silu", "rope", "rope_mqa"])
+def test_kernels_equal_their_formulas(case, dtype, monkeypatch):
+    def given(*shape: int) -> torch.Tensor:
+        return randn(*shape, device="cuda").to(dtype).requires_grad_()
+
+    x, y, heads, groups, e = given(B, S, W), given(B, S, W), 4, 1 if case == "rope_mqa" else 4, 16
+    weight, row = given(W), given(B, 1, 3 * W)
+    q, kv = given(B, S, heads * e), given(B, S, 2 * groups * e)
+    angle = randn(B, S, 1, e // 2, device="cuda").to(dtype)
+    scale, shift, gate = row.chunk(3, -1)
+    calls = {
+        "add_norm": lambda: fused.add_norm(x, y, None, weight, eps=1e-6),
+        "norm": lambda: fused.add_norm(x, None, None, weight, eps=1e-6, one_plus=True),
+        "ada": lambda: fused.add_norm(x, y, gate, scale, shift, eps=1e-6, one_plus=True),
+        "layer": lambda: fused.add_norm(x, y, weight, weight, weight, eps=1e-6, centred=True),
+        "gelu": lambda: (fused.gelu_gate(*x.chunk(2, -1)),),
+        "silu": lambda: (fused.silu_gate(*x.chunk(2, -1)),),
+        "rope": lambda: fused.rope(q, *kv.chunk(2, -1), (angle.cos(), angle.sin()), head_dim=e),
+    }
+    call = calls[case.removesuffix("_mqa")]
+    inputs = [x, y, weight, row, q, kv]
+
+    def run() -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        outs = [o for o in call() if o.requires_grad]
+        grads = torch.autograd.grad(
+            sum((o.float() * o.float().detach().cos()).sum() for o in outs), inputs, allow_unused=True
+        )
+        with torch.no_grad():
+            return [*outs, *call()], list(grads)
+
+    fast, fast_grads = run()
+    monkeypatch.setattr(fused, "has_kernels", lambda: False)
+    plain, plain_grads = run()
+    bound = 1e-6 if dtype == torch.float32 else 1e-2  # bf16: the kernels round once, the formulas after every operation
+    for a, b in zip(fast + fast_grads, plain + plain_grads, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert float((a.float() - b.float()).norm() / b.float().norm()) < bound
+
+
+@gpu
+@pytest.mark.parametrize("rows", [1, 17, 48])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_few_queries(rows, masked):
+    q, k, v = (randn(B, 2, n, 64, device="cuda").bfloat16() for n in (rows, 90, 91))
+    k, v = k[:, :, :75], v[:, :, :75]  # as in buffers with room
+    bias = torch.where(randn(B, 1, rows, 75, device="cuda") > 1, -2.3e38, 0.0).bfloat16() if masked else None
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), attn_mask=None if bias is None else bias.float()
+    )
+    with torch.no_grad():
+        got = fused.attend(q, k, v, bias)
+    assert float((got.float() - want).norm() / want.norm()) < 6e-3
+
+
+@gpu
+def test_linear_with_gelu():
+    layer, x = nn.Linear(64, 96).cuda().bfloat16(), randn(B, S, 64, device="cuda").bfloat16()
+    with torch.no_grad():
+        got, want = fused.linear_gelu(x, layer), torch.nn.functional.gelu(layer(x), approximate="tanh")
+    assert float((got.float() - want.float()).norm() / want.float().norm()) < 6e-3
+
+
+@gpu
+def test_rope_writes_behind_stored_keys():
+    q, k, v, angle = (randn(B, S, n, device="cuda") for n in (64, 16, 16, 8))
+    room = (torch.zeros(B, 1, 9, 16, device="cuda"), torch.zeros(B, 1, 9, 16, device="cuda"), 9 - S)
+    angles = (angle.cos()[:, :, None], angle.sin()[:, :, None])
+    with torch.no_grad():
+        want = fused.rope(q, k, v, angles, head_dim=16)
+        got = fused.rope(q, k, v, angles, head_dim=16, room=room)
+    torch.testing.assert_close(got[0], want[0])
+    for buffer, part in zip(got[1:], want[1:], strict=True):
+        assert torch.equal(buffer[:, :, 9 - S :], part)
+        assert not buffer[:, :, : 9 - S].any()
+
+
+class Two(Packed):
+    groups = (("a", "b"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 5)
+
+
+def test_packed_layers_keep_names_follow_updates_and_notice_replacement(monkeypatch):
+    block, x = Two(), randn(6, 4)
+    names = list(block.state_dict())
+    pack(block)
+    assert list(block.state_dict()) == names
+    products = []
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *a: products.append(1) or torch._C._nn.linear(*a))
+
+    def both() -> int:
+        products.clear()
+        with torch.no_grad():
+            got = block.project(("a", "b"), x)
+            products_used = len(products)
+            for layer, y in zip((block.a, block.b), got, strict=True):
+                torch.testing.assert_close(y, x @ layer.weight.T + layer.bias)
+        return products_used
+
+    assert both() == 1
+    with torch.no_grad():
+        block.b.weight.add_(1.0)  # an optimiser step
+    assert both() == 1
+    block.a.weight.data = block.a.weight.data.clone()  # moved
+    assert both() == 2
+    pack(block)
+    assert both() == 1
+    y = block.project(("a", "b"), x)[1].sum()  # with gradients, every layer gets its own
+    y.backward()
+    assert block.b.weight.grad is not None
+
+
+def test_recorder_runs_the_function_itself_on_a_cpu():
+    recorder = Recorder(lambda given, *, k: {"y": given["x"] * k, "n": torch.tensor(len(given))}, nn.Linear(1, 1))
+    out = recorder({"x": torch.ones(2), "absent": None}, k=3)
+    assert out["y"].tolist() == [3.0, 3.0]
+    assert int(out["n"]) == 1
+
+
+@gpu
+def test_recorder_replays_follows_weights_and_records_anew_when_they_move():
+    layer, calls = nn.Linear(4, 4).cuda(), []
+
+    def function(given, *, k):
+        calls.append(1)
+        return {"y": layer(given["x"]) * k}
+
+    recorder = Recorder(function, layer, limit=2)
+    with torch.no_grad():
+        for rows in (2, 3, 2):
+            x = randn(rows, 4, device="cuda")
+            torch.testing.assert_close(recorder({"x": x}, k=2)["y"], layer(x) * 2)
+        recorded = len(calls)
+        first = recorder({"x": x}, k=2)["y"]
+        layer.weight.mul_(2.0)
+        second = recorder({"x": x}, k=2)["y"]
+        assert len(calls) == recorded
+        torch.testing.assert_close(second, layer(x) * 2)
+        assert not torch.equal(first, second)
+        layer.weight.data = layer.weight.data.clone() * 3.0
+        torch.testing.assert_close(recorder({"x": x}, k=2)["y"], layer(x) * 2)
+        assert len(calls) > recorded
