@@ -47,7 +47,7 @@ def test_every_stored_formula(golden_dir, max_delta):
         found = {"mean": [], "std": [], "logprob": [], "entropy": []}
         for i in range(steps):
             index = torch.full((len(x),), i)
-            mean = flow.step_mean(table, x, v, index)
+            mean = flow.step_mean(table.at(index), x, v)
             std = std_net if method == "flow_noise" else table.std[index][:, None, None].expand_as(x)
             found["mean"].append(part(mean))
             found["std"].append(part(std))
@@ -56,6 +56,6 @@ def test_every_stored_formula(golden_dir, max_delta):
         for name, values in found.items():
             check(f"{prefix}.{name}", torch.stack(values))
     index, table = io["flow_sde.batchidx.idx"], flow.step_weights("flow_sde", 5, 0.5, "cpu")
-    check("flow_sde.batchidx.mean", part(flow.step_mean(table, x, v, index)))
+    check("flow_sde.batchidx.mean", part(flow.step_mean(table.at(index), x, v)))
     check("flow_sde.batchidx.std", part(table.std[index][:, None, None].expand_as(x)))
     assert not left, f"stored but not compared: {sorted(left)}"

@@ -61,16 +61,16 @@ def test_every_stored_tensor(tiny, max_delta):
     check("att_2d_rows", visible(valid, joint)[:, rows], 0)
     check("position_ids", positions(valid), 0)
     check("time_embedding", time_embedding(io["time"], arch.expert_width), 2e-4)
-    tokens, cond = net.embed_suffix(io["state"], io["x_t"], io["time"])
-    check("suffix.embs", tokens, 2e-4)
+    times = net.times(io["time"])
+    check("suffix.embs", net.embed_suffix(io["state"], io["x_t"], times.embedding), 2e-4)
     if arch.pi05:
-        check("suffix.adarms_cond", cond, 2e-4)
+        check("suffix.adarms_cond", net.time_condition(times.embedding), 2e-4)
     prefix = tiny_prefix(net, io)
-    velocity = net.velocity(net.suffix(prefix, io["state"], io["x_t"], io["time"]))
+    velocity = net.velocity(net.suffix(prefix, io["state"], io["x_t"], net.times(io["time"])))
     check("v_t", velocity, 2e-4)
     t = io["time"][:, None, None]
     noisy = t * io["noise"] + (1 - t) * io["actions"]
-    velocity = net.velocity(net.suffix(prefix, io["state"], noisy, io["time"]))
+    velocity = net.velocity(net.suffix(prefix, io["state"], noisy, net.times(io["time"])))
     check("train.loss_elementwise", (io["noise"] - io["actions"] - velocity) ** 2, 2e-4, relative=True)
     for steps in (4, 10):
         chain = Sampler(net, "flow_ode", steps).ode(prefix, io["state"], io["noise"])
@@ -85,9 +85,9 @@ def test_dropping_masked_cameras_and_padding_changes_nothing(tiny, max_delta):
     rows = torch.tensor([0])
     cameras, length = io["image_valid"][0], int(io["tokenized_prompt_mask"][0].sum())
     short = net.prefix(io["images"][rows][:, cameras], io["tokenized_prompt"][rows, :length], None)
-    args = (io["state"], io["x_t"], io["time"])
-    want = net.velocity(net.suffix(full, *args))[rows]
-    got = net.velocity(net.suffix(short, *(a[rows] for a in args)))
+    times = net.times(io["time"])
+    want = net.velocity(net.suffix(full, io["state"], io["x_t"], times))[rows]
+    got = net.velocity(net.suffix(short, io["state"][rows], io["x_t"][rows], times.at(rows)))
     print(f"prefix tokens {full.kv[0].k.shape[2]} -> {short.kv[0].k.shape[2]}")
     max_delta("v_t trimmed", got, want, 2e-5)
 
@@ -106,7 +106,7 @@ def test_bf16_rule(tiny, golden_dir, max_delta):
     assert ours == {name: dtype for name, dtype in stored.items() if "lm_head" not in name}
     with torch.backends.mkldnn.flags(enabled=False):  # virtual machines may advertise bf16 instructions they lack
         prefix = tiny_prefix(half, io)
-        got = half.velocity(half.suffix(prefix, io["state"], io["x_t"], io["time"]))
+        got = half.velocity(half.suffix(prefix, io["state"], io["x_t"], half.times(io["time"])))
     assert got.dtype == torch.float32
     rms = (io["bf16policy.v_t"] - io["v_t"]).square().mean().sqrt()
     ours_rms = (got - io["v_t"]).square().mean().sqrt()

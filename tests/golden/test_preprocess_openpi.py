@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from rlinf.models import images
 from rlinf.models.openpi import transforms
 from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
 from rlinf.models.openpi.normalize import Statistics
@@ -29,9 +30,9 @@ def test_resize(io, camera, max_delta):
     image = io.get(f"resize.{camera}.image")
     if image is None:
         image = io[f"resize.{camera}.image_div8"].repeat_interleave(8, 0).repeat_interleave(8, 1)
-    exact = transforms.resize_with_pad(image[None], 224)[0]
+    exact = images.resize_with_pad(image[None], 224)[0]
     max_delta(f"resize.{camera}.pil_s3", exact[::3, ::3], io[f"resize.{camera}.pil_s3"], 0)
-    plain = transforms.resize_with_pad_float(image[None].float() / 255 * 2 - 1, 224)[0]
+    plain = images.resize_with_pad_float(image[None].float() / 255 * 2 - 1, 224)[0]
     # Stored: the first row of pixels, every third column, first channel.
     max_delta(f"resize.{camera}.torch_s3", plain[0, ::3, ::3], io[f"resize.{camera}.torch_s3"], 1e-5)
 

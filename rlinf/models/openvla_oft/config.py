@@ -1,0 +1,84 @@
+"""Torch-free description of OpenVLA-OFT: a chunk of actions a call, all tokens decoded in parallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from rlinf.errors import UserError
+from rlinf.models.prismatic.options import PrismaticConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(PrismaticConfig):
+    """`actor.model` of OpenVLA-OFT."""
+
+    model_type: str = "openvla_oft"
+    implement_version: Literal["rlinf", "official"] = "rlinf"
+    """Sequence the checkpoint was trained on: `official` ends it with </s> and may read the state, `rlinf` does not."""
+    action_head: Literal["tokens", "l1"] = "tokens"
+    """`tokens` is a policy over 256 bins a column; `l1` regresses actions: evaluation and imitation only."""
+    proprio_dim: int = 8
+    """State columns read with use_proprio, as one token."""
+    use_film: bool = False
+    """Condition the vision towers on the instruction."""
+    max_prompt_length: int = 50
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Both layouts: an action-level critic; state, two cameras, FiLM and flatter sampling; adapters."""
+        plain = cls(size="compact", num_action_chunks=3, action_dim=4, add_value_head=True, value_type="action_level")
+        official = cls(
+            size="compact",
+            implement_version="official",
+            num_action_chunks=2,
+            action_dim=7,
+            use_proprio=True,
+            proprio_dim=5,
+            use_film=True,
+            num_images_in_input=2,
+            add_value_head=True,
+            temperature_train=1.6,
+            top_k=50,
+        )
+        return plain, official, replace(official, is_lora=True, lora_rank=4, lora_alpha=16)
+
+    @property
+    def has_stop_token(self) -> bool:
+        """`official` sequences end in </s>."""
+        return self.implement_version == "official"
+
+    @property
+    def state_columns(self) -> int:
+        return self.proprio_dim if self.use_proprio else 0
+
+    @property
+    def film(self) -> bool:
+        return self.use_film
+
+    @property
+    def regression(self) -> tuple[int, int] | None:
+        return (self.num_action_chunks, self.action_dim) if self.action_head == "l1" else None
+
+    @property
+    def statistics_kind(self) -> Literal["q99", "bounds"]:
+        """The range in use: `official` checkpoints (RoboTwin) were trained on minimum to maximum."""
+        return self.statistics or ("bounds" if self.implement_version == "official" else "q99")
+
+    def without_logprob(self) -> str:
+        return f"actor.model.action_head={self.action_head}"
+
+    def check(self) -> None:
+        """The parts only `official` checkpoints have need that layout."""
+        super().check()
+        for key, value, wanted in (
+            ("use_proprio", "True", self.use_proprio),
+            ("action_head", "l1", self.action_head == "l1"),
+        ):
+            if wanted and self.implement_version != "official":
+                raise UserError(
+                    f"actor.model.{key}={value} needs actor.model.implement_version=official; "
+                    f"`{self.implement_version}` checkpoints have no such part"
+                )
+        if self.use_proprio and self.proprio_dim < 1:
+            raise UserError(f"actor.model.proprio_dim={self.proprio_dim} must be at least 1 with use_proprio")

@@ -1,0 +1,224 @@
+"""The network OpenVLA and OpenVLA-OFT share: two vision towers, a projector and a Llama, with OFT's optional parts.
+
+Letters: B rows, n cameras, M images (B * n), T tokens a camera, S pixels of a side, L tokens of a sequence, W language
+width, K actions a chunk, D action columns.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from rlinf.models.lora import linear_rows
+from rlinf.models.nn.llama import KeyValueCache, Llama
+from rlinf.models.nn.timm_vit import TimmVit, patches_of
+from rlinf.models.prismatic.architecture import Architecture, Rgb, Tower
+
+Tensor = torch.Tensor
+
+
+@lru_cache(maxsize=16)
+def _pixel_affine(mean: Rgb, std: Rgb, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Shift and scale, f32 [3, 1], that normalise bytes: bytes * scale + shift. Kept out of `.to(bfloat16)`."""
+    center, spread = (torch.tensor(x, dtype=torch.float64)[:, None] for x in (mean, std))
+    return (-center / spread).float().to(device), (1.0 / (255.0 * spread)).float().to(device)
+
+
+class VisionBackbone(nn.Module):
+    """Both towers on the same images, their features side by side."""
+
+    def __init__(self, arch: Architecture, film: bool) -> None:
+        super().__init__()
+        self.arch, self.film = arch, film
+        self.featurizer = self._tower(arch.dino)
+        self.fused_featurizer = self._tower(arch.siglip)
+
+    def _tower(self, tower: Tower) -> TimmVit:
+        return TimmVit(
+            num_patches=self.arch.image_tokens,
+            patch_size=self.arch.patch_size,
+            width=tower.width,
+            blocks=tower.blocks,
+            hidden=tower.mlp,
+            heads=tower.heads,
+            class_token=tower.class_token,
+            registers=tower.registers,
+            layer_scale=tower.layer_scale,
+            film_width=self.arch.width if self.film else 0,
+        )
+
+    def forward(self, images: Tensor, language: Tensor | None) -> Tensor:
+        """u8 [M, S, S, 3] or normalised f32 [M, 6, S, S], language [M, W] with FiLM -> [M, T, vision width]."""
+        size = self.arch.patch_size
+        if images.dtype == torch.uint8:
+            shared = patches_of(images.permute(0, 3, 1, 2), size)  # the two towers differ only in normalisation
+            dino, siglip = (self._normalized(shared, tower) for tower in (self.arch.dino, self.arch.siglip))
+        else:
+            dino, siglip = (patches_of(part, size) for part in images.split(3, 1))
+        return torch.cat((self.featurizer(dino, language), self.fused_featurizer(siglip, language)), -1)
+
+    def _normalized(self, patches: Tensor, tower: Tower) -> Tensor:
+        shift, scale = _pixel_affine(tower.mean, tower.std, patches.device)
+        return torch.addcmul(shift, patches.float(), scale)
+
+
+class Projector(nn.Module):
+    """Vision features to language embeddings."""
+
+    def __init__(self, vision_width: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision_width, 4 * vision_width)
+        self.fc2 = nn.Linear(4 * vision_width, width)
+        self.fc3 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
+
+
+class ProprioProjector(nn.Module):
+    """The robot state as one token."""
+
+    def __init__(self, proprio_dim: int, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(proprio_dim, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class ResidualBlock(nn.Module):
+    """x + ReLU(Linear(LayerNorm(x)))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.ffn(x)
+
+
+class RegressionMlp(nn.Module):
+    """The hidden states of one action's columns, side by side, to its values."""
+
+    def __init__(self, columns: int, width: int) -> None:
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(columns * width)
+        self.fc1 = nn.Linear(columns * width, width)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(2))
+        self.layer_norm2 = nn.LayerNorm(width)
+        self.fc2 = nn.Linear(width, columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, K, D * W] -> [B, K, D]."""
+        x = F.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        return self.fc2(self.layer_norm2(x))
+
+
+class RegressionHead(nn.Module):
+    """OFT's continuous action head; the extra level is the published name."""
+
+    def __init__(self, columns: int, width: int) -> None:
+        super().__init__()
+        self.model = RegressionMlp(columns, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+class LanguageModel(nn.Module):
+    """The decoder and its vocabulary."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.model = Llama(
+            vocab_size=arch.vocab_size,
+            width=arch.width,
+            hidden=arch.mlp,
+            depth=arch.depth,
+            heads=arch.num_heads,
+            eps=arch.norm_eps,
+        )
+        self.lm_head = nn.Linear(arch.width, arch.vocab_size, bias=False)
+
+
+class PrismaticNet(nn.Module):
+    """Weights and passes; how a sequence is laid out is the caller's business."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        *,
+        proprio_dim: int = 0,
+        film: bool = False,
+        regression: tuple[int, int] | None = None,
+    ) -> None:
+        """`regression` = (K, D) adds the L1 head, `proprio_dim` the state token, `film` language inside the towers."""
+        super().__init__()
+        self.arch = arch
+        self.proprio_dim, self.film, self.regression = proprio_dim, film, regression
+        self.vision_backbone = VisionBackbone(arch, film)
+        self.projector = Projector(arch.vision_width, arch.width)
+        self.language_model = LanguageModel(arch)
+        if proprio_dim:
+            self.proprio_projector = ProprioProjector(proprio_dim, arch.width)
+        if regression is not None:
+            self.action_head = RegressionHead(regression[1], arch.width)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of embeddings and hidden states."""
+        return self.language_model.model.dtype
+
+    # ------------------------------------------------------------------ embeddings
+    def embed_images(self, images: Tensor, language: Tensor | None = None) -> Tensor:
+        """u8 [B, n, S, S, 3], or normalised f32 [B, n, 6, S, S] -> [B, n * T, W]; all cameras in one pass.
+
+        `language` [B, W], the mean language embedding, is what FiLM conditions on.
+        """
+        b, n = images.shape[:2]
+        condition = None if language is None else language.repeat_interleave(n, 0)
+        features = self.vision_backbone(images.flatten(0, 1), condition)
+        return self.projector(features).view(b, -1, self.arch.width)
+
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        """i64 [B, L] -> [B, L, W]."""
+        return self.language_model.model.embed_tokens(ids)
+
+    def embed_proprio(self, proprio: Tensor) -> Tensor:
+        """Normalised state f32 [B, p] -> its token [B, 1, W]."""
+        return self.proprio_projector(proprio.to(self.dtype))[:, None]
+
+    # ------------------------------------------------------------------ language model
+    def new_cache(self, batch: int, length: int) -> KeyValueCache:
+        """Room for `batch` rows of at most `length` tokens; keep it and hand it to every call."""
+        return self.language_model.model.new_cache(batch, length)
+
+    def hidden(
+        self, x: Tensor, positions: Tensor, valid: Tensor | None, *, causal: bool, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Embeddings [B, L, W] at i64 [B, L] -> [B, L, W] after the final norm; a cache is filled from slot 0 on.
+
+        Nobody attends to a token where bool `valid` [B, L] is False; None when every token counts.
+        """
+        return self.language_model.model(x, positions, valid, causal=causal, cache=cache)
+
+    def decode(self, ids: Tensor, positions: Tensor, cache: KeyValueCache, slot: int) -> Tensor:
+        """One more token i64 [B] at i64 [B], behind the `slot` tokens of the cache -> [B, W]."""
+        return self.language_model.model.decode(self.embed_tokens(ids), positions, cache, slot)
+
+    # ------------------------------------------------------------------ heads
+    def action_logits(self, hidden: Tensor) -> Tensor:
+        """[..., W] -> f32 [..., 256] of the action bins alone; column 0 is id `arch.action_begin`."""
+        return linear_rows(self.language_model.lm_head, hidden, self.arch.action_begin, self.arch.action_end).float()
+
+    def regress(self, hidden: Tensor) -> Tensor:
+        """Hidden states of the action slots [B, K * D, W] -> f32 [B, K, D], normalised, not squashed."""
+        assert self.regression is not None
+        k, _ = self.regression
+        return self.action_head(hidden.reshape(hidden.shape[0], k, -1)).float()

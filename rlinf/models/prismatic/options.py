@@ -1,0 +1,194 @@
+"""Torch-free keys that OpenVLA and OpenVLA-OFT share in `actor.model`."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypedDict
+
+from rlinf.errors import UserError
+from rlinf.models.adapters import AdapterSetting
+from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
+from rlinf.models.prismatic.architecture import SIZES, Architecture
+from rlinf.models.prismatic.layers import net_layers
+
+SMALL_PROMPT = 64  # slots of the sizes that read with the bundled tokenizer, whose pieces are shorter than Llama-2's
+
+
+class Parts(TypedDict):
+    """Options of `PrismaticNet` beside its sizes."""
+
+    proprio_dim: int
+    film: bool
+    regression: tuple[int, int] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrismaticConfig(ModelConfig):
+    """`actor.model` of a Prismatic token policy."""
+
+    precision: str | None = None
+    """fp32, bf16, or null: bf16 for `base`, else fp32. A run of `compact`, which is made for CPUs, is always fp32."""
+    max_prompt_length: int = 30
+    """Prompt slots stored per sample; longer prompts are cut, with a warning. Sizes below `base` keep at least 64."""
+    statistics: Literal["q99", "bounds"] | None = None
+    """Range that actions and state are normalised by: 1st to 99th percentile, or minimum to maximum; null: q99."""
+    temperature_train: float = 1.0
+    """Set from rollout.sampling_params: divides the logits of the action bins."""
+    temperature_eval: float = 0.0
+    """Set from rollout.sampling_params; greedy when <= 0."""
+    top_k: int = 0
+    """Set from rollout.sampling_params: keep this many of the 256 action bins; <= 0 keeps all."""
+    upstream_sampling: bool = False
+    """Set by `compat: rlinf-0.4`: updates rank the whole vocabulary for top_k; OFT `official` values a later slot."""
+    center_crop: bool = False
+    """Accepted for compatibility and inert, as in the published code: the simulator crops (env.*.center_crop)."""
+    image_size: list[int] | None = None
+    """Accepted for compatibility; `size` decides what the network sees."""
+    vocab_size: int = 32000
+    """Accepted for compatibility; `size` and the checkpoint decide."""
+    hidden_size: int = 4096
+    """Accepted for compatibility; `size` decides."""
+    add_bias_linear: bool = False
+    """Accepted for compatibility."""
+    add_qkv_bias: bool = True
+    """Accepted for compatibility."""
+    attn_implementation: str | None = None
+    """Accepted for compatibility; torch chooses the attention kernel."""
+    low_cpu_mem_usage: bool = True
+    """Accepted for compatibility; weights always go straight to their device."""
+    trust_remote_code: bool = False
+    """Accepted for compatibility; code of a checkpoint is never run."""
+
+    def completed(self, rest: Surroundings) -> Self:
+        """This block with sampling parameters, compat switch and the precision of small runs filled in."""
+        return replace(
+            super().completed(rest),
+            precision="fp32" if self.size == "compact" else self.precision,
+            temperature_train=rest.temperature_train,
+            temperature_eval=rest.temperature_eval,
+            top_k=rest.top_k,
+            upstream_sampling=self.upstream_sampling or rest.compat is not None,
+        )
+
+    # ------------------------------------------------------------------ parts of the network
+    @property
+    def state_columns(self) -> int:
+        """State columns read as one token; 0 when there is none."""
+        return 0
+
+    @property
+    def film(self) -> bool:
+        """Whether the instruction conditions the vision towers."""
+        return False
+
+    @property
+    def regression(self) -> tuple[int, int] | None:
+        """Actions and columns of an L1 head; None for a policy over bins."""
+        return None
+
+    @property
+    def has_stop_token(self) -> bool:
+        """Whether </s> follows the action slots, which see it."""
+        return False
+
+    def parts(self) -> Parts:
+        """The optional parts of the network."""
+        return {"proprio_dim": self.state_columns, "film": self.film, "regression": self.regression}
+
+    def architecture(self) -> Architecture:
+        """The network of `size`."""
+        if self.size not in SIZES:
+            raise UserError(f"actor.model.size={self.size!r} must be one of {', '.join(SIZES)}")
+        return SIZES[self.size]
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a value head; a policy without log-probs has no use for one."""
+        return self.add_value_head and self.regression is None
+
+    @property
+    def values_per_chunk(self) -> int:
+        """Outputs of the value head."""
+        return self.num_action_chunks if self.value_type == "action_level" else 1
+
+    def value_hidden(self) -> tuple[int, int]:
+        """Hidden widths of the value head."""
+        return (512, 128) if self.size == "base" else (128, 64)
+
+    # ------------------------------------------------------------------ derived numbers
+    @property
+    def prompt_slots(self) -> int:
+        """Ids stored per prompt."""
+        return self.max_prompt_length if self.size == "base" else max(self.max_prompt_length, SMALL_PROMPT)
+
+    @property
+    def num_tokens(self) -> int:
+        """Action tokens of one call."""
+        return self.num_action_chunks * self.action_dim
+
+    @property
+    def statistics_kind(self) -> Literal["q99", "bounds"]:
+        """The range in use."""
+        return self.statistics or "q99"
+
+    @property
+    def stored_precision(self) -> Literal["fp32", "bf16"]:
+        """Of the whole network; the value head is fp32."""
+        names: dict[str | None, Literal["fp32", "bf16"]] = {"fp32": "fp32", "32": "fp32", "bf16": "bf16"}
+        names |= {"bf16-mixed": "bf16", None: "bf16" if self.size == "base" else "fp32"}
+        if self.precision not in names:
+            raise UserError(f"actor.model.precision={self.precision!r} must be fp32, bf16 or null")
+        return names[self.precision]
+
+    def num_parameters(self) -> dict[str, int]:
+        """Exact parameter counts by part; their sum is what `build` allocates."""
+        arch = self.architecture()
+        counts = arch.num_parameters(**self.parts())
+        if self.has_critic:
+            widths = (arch.width, *self.value_hidden())
+            hidden = sum(a * b + b for a, b in itertools.pairwise(widths))
+            counts["value_head"] = hidden + widths[-1] * self.values_per_chunk
+        if self.is_lora:
+            counts["adapters"] = AdapterSetting.of(self).num_parameters(net_layers(arch, **self.parts()))
+        return counts
+
+    def num_trainable_parameters(self) -> int:
+        """Parameters the optimiser sees: all of them, or adapters and value head."""
+        counts = self.num_parameters()
+        return sum(n for part, n in counts.items() if not self.is_lora or part in ("adapters", "value_head"))
+
+    def spec(self) -> PolicySpec:
+        """The promises of this configuration; raises UserError naming the key when it is impossible."""
+        self.check()
+        return PolicySpec(
+            action_dim=self.action_dim,
+            num_action_chunks=self.num_action_chunks,
+            image_size=self.architecture().image_size,
+            num_images=self.num_images_in_input,
+            uses_state=self.state_columns > 0,
+            state_dim=self.state_columns,
+            has_logprob=self.regression is None,
+            has_value=self.has_critic,
+            values_per_chunk=self.values_per_chunk,
+            critic_state_dim=0,
+            trainable="lora" if self.is_lora else "all",
+            binary_gripper=True,
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be built."""
+        for key, value, least in (
+            ("num_action_chunks", self.num_action_chunks, 1),
+            ("action_dim", self.action_dim, 1),
+            ("num_images_in_input", self.num_images_in_input, 1),
+            ("max_prompt_length", self.max_prompt_length, 8),
+        ):
+            if value < least:
+                raise UserError(f"actor.model.{key}={value} must be at least {least}")
+        if self.temperature_train <= 0:
+            raise UserError(
+                f"rollout.sampling_params.temperature_train={self.temperature_train} must be positive: "
+                f"training samples its actions (temperature_eval may be <= 0, which is greedy)"
+            )
+        _ = self.architecture(), self.stored_precision

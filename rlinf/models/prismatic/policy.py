@@ -1,0 +1,257 @@
+"""OpenVLA and OpenVLA-OFT as stochastic policies over action bins; each adds how its tokens are decoded.
+
+Letters: B rows, n cameras, L prompt slots, C actions a chunk, A columns, M = C * A action tokens, W width, V values.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch.nn import functional as F
+
+from rlinf.data.noise import Noise
+from rlinf.data.types import Observation, PolicyEval, PolicyOutput
+from rlinf.errors import UserError
+from rlinf.models.checkpoint import Rename, Transfer, plain_targets, prepare
+from rlinf.models.config import ModelConfig
+from rlinf.models.nn.checkpointing import set_checkpointing
+from rlinf.models.nn.graphs import Recorder
+from rlinf.models.nn.packed import pack
+from rlinf.models.pretrained import PretrainedPolicy
+from rlinf.models.prismatic import actions as bins_of
+from rlinf.models.prismatic import folder as files
+from rlinf.models.prismatic import sampling
+from rlinf.models.prismatic.architecture import Architecture
+from rlinf.models.prismatic.heads import ValueHead
+from rlinf.models.prismatic.model import PrismaticNet
+from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.processor import Processor
+from rlinf.models.prismatic.prompts import FILE as TOKENIZER
+from rlinf.models.prismatic.prompts import find_tokenizer, load_tokenizer
+from rlinf.models.prismatic.sequence import Context, make_context, trim
+from rlinf.models.prismatic.weights import SIDE, initialize, published_names, side_files
+
+Tensor = torch.Tensor
+PROMPT_STEP = 8  # recorded kernels need fixed shapes: mixed prompts are padded to a multiple of this
+
+
+@dataclass(frozen=True)
+class Readout:
+    """Hidden states [B, ..., W] that are read."""
+
+    slots: Tensor  # [B, M, W]; slot i predicts token i
+    value: Tensor  # [B, W]
+
+
+class PrismaticPolicy(PretrainedPolicy):
+    """A network with a sampler over bins, a critic and a robot's statistics around it."""
+
+    cfg: PrismaticConfig
+    net: PrismaticNet
+
+    def __init__(
+        self,
+        cfg: PrismaticConfig,
+        device: torch.device | str = "cpu",
+        *,
+        arch: Architecture | None = None,
+        tokenizer_file: Path | None = None,
+    ) -> None:
+        """Network weights are left uninitialised: use `build`, or load them. `arch` overrides the sizes of `cfg`."""
+        super().__init__()
+        self.cfg, self.spec = cfg, cfg.spec()
+        self.arch = arch = arch or cfg.architecture()
+        tokenizer_file = tokenizer_file or find_tokenizer(None, size=cfg.size)
+        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when we save
+        with torch.device("meta"):
+            self.net = PrismaticNet(arch, **cfg.parts())
+            self.value_head = None
+            if cfg.has_critic:
+                self.value_head = ValueHead(arch.width, cfg.value_hidden(), cfg.values_per_chunk)
+        if cfg.stored_precision == "bf16":
+            self.net.to(torch.bfloat16)
+        self.to_empty(device=device)
+        tokenizer = load_tokenizer(tokenizer_file, max_len=cfg.prompt_slots, vocab_size=arch.vocab_size)
+        self.processor = Processor(cfg, arch, tokenizer).to(device)
+        set_checkpointing(self.net, cfg.gradient_checkpointing)
+        self._act = Recorder(self.act, self)
+        self._act.enabled = cfg.cuda_graphs
+
+    @classmethod
+    def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
+        """From `cfg.model_path`, or from random weights drawn from `seed`."""
+        assert isinstance(cfg, PrismaticConfig)
+        folder = None if cfg.model_path is None else Path(cfg.model_path).expanduser()
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"actor.model.model_path={cfg.model_path} is not a folder")
+        arch = cfg.architecture() if folder is None else files.read_architecture(folder, cfg.architecture())
+        tokenizer_file = find_tokenizer(folder, size=cfg.size)
+        self = cls(cfg, device, arch=arch, tokenizer_file=tokenizer_file)
+        generator = torch.Generator(device).manual_seed(seed)
+        if folder is None and cfg.size == "base":
+            warnings.warn("actor.model.model_path is null: the base model starts from random weights", stacklevel=2)
+        if folder is None:
+            initialize(self.net, generator)
+        if self.value_head is not None:
+            self.value_head.initialize(generator)
+        if cfg.is_lora:
+            self.attach_adapters(seed)
+        if folder is not None:
+            self.load_pretrained(folder)
+        pack(self.net)
+        return self
+
+    # ------------------------------------------------------------------ acting
+    @torch.no_grad()
+    def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
+        """Actions for one chunk; in train mode with everything `evaluate` needs to score them again."""
+        cfg, inputs, train = self.cfg, self.processor.encode(obs), mode == "train"
+        step = PROMPT_STEP if inputs.ids.is_cuda else 1
+        ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest, step=step)
+        temperature = cfg.temperature_train if train else max(cfg.temperature_eval, 0.0)
+        uniforms = noise.uniform((cfg.num_tokens,)) if temperature > 0 else None
+        given = {"images": inputs.images, "ids": ids, "valid": valid, "state": inputs.state, "uniforms": uniforms}
+        out = self._act(given, temperature=temperature, train=train)
+        if "actions" in out:
+            actions = self.processor.decode_actions(out["actions"])
+        else:
+            actions = self.processor.decode_bins(out["bins"])
+        if not train or not self.spec.has_logprob:
+            return PolicyOutput(actions, torch.zeros_like(actions), None, {})
+        replay = {"images": inputs.images, "ids": inputs.ids, "valid": inputs.valid, "bins": out["bins"]}
+        if inputs.state is not None:
+            replay["state"] = inputs.state
+        return PolicyOutput(actions, self._by_action(out["logprobs"]), out.get("values"), replay)
+
+    def act(self, given: dict[str, Tensor], *, temperature: float, train: bool) -> dict[str, Tensor]:
+        """One call as a function of tensors, which a GPU records: nothing random, nothing waited for.
+
+        Given images, ids, valid, state and uniforms [B, M]; gives bins u8 [B, M] (an L1 head: normalised actions
+        [B, C, A]) and, to train, logprobs f32 [B, M] and values f32 [B, V]. A temperature of 0 is greedy.
+        """
+        raise NotImplementedError
+
+    def choose(self, hidden: Tensor, uniforms: Tensor | None, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Bins i64 [...] and their log-probs f32 [...] for hidden states [..., W]."""
+        logits = self.net.action_logits(hidden)
+        log_prob = sampling.log_probs(logits, temperature=temperature or 1.0, top_k=self.cfg.top_k)
+        bins = log_prob.argmax(-1) if uniforms is None else sampling.draw(log_prob, uniforms)
+        return bins, sampling.chosen(log_prob, bins)
+
+    # ------------------------------------------------------------------ scoring
+    def read(self, context: Context, bins: Tensor | None) -> Readout:
+        """The hidden states that predict each token of bins i64 [B, M]; without bins at least the critic's."""
+        raise NotImplementedError
+
+    def context(self, images: Tensor, ids: Tensor, valid: Tensor | None, state: Tensor | None) -> Context:
+        """The embedded sequence before the actions."""
+        return make_context(self.net, images, ids, valid, state, stop=self.stop_token)
+
+    @property
+    def stop_token(self) -> int | None:
+        """The id after the last action token, where the network was trained with one in sight."""
+        return self.processor.tokenizer.eos if self.cfg.has_stop_token else None
+
+    def evaluate(
+        self,
+        replay: dict[str, Tensor],
+        *,
+        values: bool,
+        entropy: bool,
+        cache: dict[str, Tensor] | None = None,
+    ) -> PolicyEval:
+        """Log-probs, values and entropy of stored bins under the current weights."""
+        bins = replay["bins"].long()
+        shortest, longest = torch.stack(replay["valid"].sum(1).aminmax()).tolist()
+        ids, valid = trim(replay["ids"], replay["valid"], shortest=shortest, longest=longest)
+        read = self.read(self.context(replay["images"], ids, valid, replay.get("state")), bins)
+        log_prob = self.score(read.slots, bins)
+        return PolicyEval(
+            logprobs=self._by_action(sampling.chosen(log_prob, bins)),
+            values=self.critic(read.value) if values else None,
+            entropy=self._by_action(sampling.entropy(log_prob)) if entropy else None,
+        )
+
+    def score(self, slots: Tensor, bins: Tensor) -> Tensor:
+        """Log-probs f32 [B, M, 256] of every bin under the training sampler; `bins` i64 [B, M] were drawn."""
+        cfg, logits = self.cfg, self.net.action_logits(slots)
+        if cfg.upstream_sampling and cfg.top_k > 0:
+            vocabulary = self.net.language_model.lm_head(slots).float()
+            return sampling.published_log_probs(logits, vocabulary, temperature=cfg.temperature_train, top_k=cfg.top_k)
+        return sampling.log_probs(logits, temperature=cfg.temperature_train, top_k=cfg.top_k, keep=bins)
+
+    @torch.no_grad()
+    def value(self, obs: Observation, *, noise: Noise) -> Tensor:
+        """Critic value f32 [B, V]; the same with and without actions."""
+        inputs = self.processor.encode(obs)
+        ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest)
+        values = self.critic(self.read(self.context(inputs.images, ids, valid, inputs.state), None).value)
+        if values is None:
+            raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
+        return values
+
+    def critic(self, hidden: Tensor) -> Tensor | None:
+        """[B, W] -> f32 [B, V]."""
+        return None if self.value_head is None else self.value_head(hidden.float())
+
+    def _by_action(self, tokens: Tensor) -> Tensor:
+        """[B, M] -> [B, C, A]."""
+        return tokens.unflatten(1, (-1, self.cfg.action_dim))
+
+    # ------------------------------------------------------------------ imitation
+    def sft_loss(self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1) -> Tensor:
+        """Mean cross entropy of the expert's bins, or mean absolute error of an L1 head; nothing is drawn."""
+        inputs, target = self.processor.encode(obs), self.processor.encode_actions(actions)
+        ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest)
+        bins = bins_of.encode(target).flatten(1)
+        slots = self.read(self.context(inputs.images, ids, valid, inputs.state), bins).slots
+        if self.cfg.regression is not None:
+            return F.l1_loss(self.net.regress(slots), target)
+        return F.cross_entropy(self.net.action_logits(slots).flatten(0, 1), bins.flatten())
+
+    def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
+        """Normalise by these data from now on."""
+        self.processor.fit(states, actions)
+
+    # ------------------------------------------------------------------ checkpoints
+    def published_names(self) -> Rename:
+        """From any published layout to this policy's names."""
+        return published_names(self.arch)
+
+    def side_files(self, folder: Path) -> Sequence[tuple[Path, str]]:
+        """Parts that fine-tuning runs keep in files of their own, as far as this network has them."""
+        there = {"action_head": self.cfg.regression is not None, "proprio_projector": self.cfg.state_columns > 0}
+        there["vision_backbone"] = self.cfg.film
+        return [(file, f"{SIDE}{part}.") for part, file in side_files(folder).items() if there[part]]
+
+    def _prepare(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> Transfer:
+        """A part with a file of its own is not taken from the main weights."""
+        parts = {prefix.removeprefix(SIDE).removesuffix(".") for _, prefix in side}
+        rename = published_names(self.arch, side=parts)
+        return prepare(plain_targets(self), source, rename=rename, optional=self.heads, side=side)
+
+    def config_json(self) -> dict[str, Any]:
+        """config.json in the published layout."""
+        return files.config_json(self.arch)
+
+    def save_extras(self, folder: Path) -> None:
+        """Statistics, tokenizer and pixel statistics."""
+        if self.processor.table.entries:
+            self.processor.table.save(folder)
+        (folder / TOKENIZER).write_bytes(self.tokenizer_model)
+        content = json.dumps(files.preprocessor_json(self.arch), indent=1)
+        (folder / files.PREPROCESSOR).write_text(content + "\n")
+
+    def prepare_extras(self, folder: Path) -> Callable[[], None]:
+        """Check that the folder is of this network, and read its statistics."""
+        if files.read_architecture(folder, self.arch) != self.arch:
+            raise UserError(
+                f"{folder}: norm epsilon or pixel statistics differ from those of the folder this policy was built from"
+            )
+        return self.processor.prepare(folder)
