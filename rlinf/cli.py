@@ -17,7 +17,8 @@ from rlinf.errors import SimulatorError, UserError
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
 MISTAKE, SIMULATOR, DIVERGED, INTERRUPTED = 2, 3, 4, 130  # exit statuses
-EXTRAS = {"pyarrow": "datasets", "PIL": "datasets", "av": "video"}  # optional package -> the extra that brings it
+# Optional package -> the extra that brings it.
+EXTRAS = {"pyarrow": "datasets", "PIL": "datasets", "av": "video", "peft": "lora"}
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
@@ -117,6 +118,17 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run, the on
     if not (run_dir / "metrics.jsonl").is_file():
         raise UserError(f"{run_dir} holds no metrics.jsonl, so it is not a run folder")
     typer.echo(f"report: {write_report(run_dir)}")
+
+
+@app.command(epilog="Example: rlinf export logs/try/toy_ppo_compact/checkpoints/global_step_2 checkpoints/try")
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="global_step_N of a run, or a policy folder.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
+) -> None:
+    """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it."""
+    from rlinf.export import export_policy
+
+    typer.echo(f"policy: {export_policy(checkpoint, output)}")
 
 
 @app.command(epilog="Example: rlinf quickstart --seed 1")

@@ -7,6 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlinf.config.schema import Config
+from rlinf.envs.records import summarise
+from rlinf.envs.spec import env_spec
 from rlinf.metrics.loggers import MetricLogger
 from rlinf.metrics.watch import Watch
 from rlinf.runner import Runner
@@ -34,12 +36,27 @@ def train_to_the_end(runner: Runner) -> None:
 
 def evaluate(cfg: Config) -> dict[str, float]:
     """Play the held-out trials once; prints the rate and writes eval/step_N.json, N being the checkpoint's step."""
+    if cfg.runner.eval_expert:
+        return evaluate_expert(cfg)
     runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
     try:
         runner.global_step = step_of(cfg.runner.ckpt_path)
         return runner.evaluate()
     finally:
         runner.close()
+
+
+def evaluate_expert(cfg: Config) -> dict[str, float]:
+    """The same trials, played by the simulator's scripted expert; writes eval/step_0.json."""
+    from rlinf.envs.expert import play_trials
+
+    watch, env = Watch(cfg), cfg.env.eval
+    try:
+        records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
+        watch.evaluated(0, records, groups)
+        return {f"eval/{name}": value for name, value in summarise(records, groups).items()}
+    finally:
+        watch.close()
 
 
 def collect(cfg: Config) -> Path:

@@ -102,6 +102,10 @@ class ModelConfig:
         """Largest size of one sample's row in the cache of frozen computations; 0 when the model keeps none."""
         return 0
 
+    def without_logprob(self) -> str:
+        """The key (or policy) to name where `spec().has_logprob` is False and RL is refused."""
+        return f"actor.model: this {self.model_type} policy"
+
     def spec(self) -> PolicySpec:
         """The promises of this configuration; raises ValueError naming the key when it is impossible."""
         raise NotImplementedError

@@ -105,12 +105,12 @@ def policy_folder(ckpt_path: str) -> Path | None:
     return inside if inside.is_dir() else folder if folder.is_dir() else None
 
 
-def verify_ckpt_path(ckpt_path: str) -> None:
+def verify_ckpt_path(ckpt_path: str, key: str = "runner.ckpt_path") -> None:
     """Refuse weights that are not there, or that differ from the manifest of the checkpoint they lie in."""
     path = Path(ckpt_path).expanduser()
     if not path.exists():
         found = ", ".join(p.name for p in _numbered(path.parent)) or "no checkpoints"
-        raise UserError(f"runner.ckpt_path={ckpt_path} does not exist; there: {found}")
+        raise UserError(f"{key}={ckpt_path} does not exist; there: {found}")
     for folder in (path, *path.absolute().parents[:2]):  # global_step_N, or global_step_N/actor/model
         if NAME.search(folder.name) and folder.is_dir():
             Manifest.read(folder)

@@ -3,17 +3,64 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import nn
 
 from rlinf.config.schema import OptimConfig
 from rlinf.errors import UserError
 from rlinf.models.policy import Policy
 
+Tensor = torch.Tensor
+MASTER = "master"  # field of an fp32 copy in a checkpoint
 VALUE_HEAD = "value_head"  # parameters whose name contains this learn at value_lr
 
 
-def make_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW that steps low-precision parameters through fp32 copies, in which small updates are not rounded away.
+
+    A copy stands in its group in the parameter's place. It takes over the parameter's gradient after every backward
+    pass, so that micro batches add up, are clipped and stepped in fp32; the parameter is rounded from it after a step.
+    Other parameters are stepped as they are. One optimiser at a time can serve a policy.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        self.pairs: list[tuple[nn.Parameter, Tensor]] = []  # (parameter, its fp32 copy)
+        masters = [group | {"params": [self._master(p) for p in group["params"]]} for group in groups]
+        devices = {p.device.type for group in masters for p in group["params"]}
+        super().__init__(masters, fused=True if devices == {"cuda"} else None, **options)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step the copies, then round the parameters from them."""
+        super().step()
+        with torch.no_grad():
+            for parameter, master in self.pairs:
+                parameter.copy_(master)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Take the copies anew from the parameters, after these were loaded."""
+        for parameter, master in self.pairs:
+            master.copy_(parameter)
+
+    def _master(self, parameter: nn.Parameter) -> Tensor:
+        if parameter.dtype not in (torch.bfloat16, torch.float16):
+            return parameter
+        master = parameter.detach().float()
+        self.pairs.append((parameter, master))
+
+        def take_gradient(p: Tensor) -> None:
+            gradient, p.grad = p.grad, None
+            if gradient is not None:
+                master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+
+        parameter.register_post_accumulate_grad_hook(take_gradient)
+        return master
+
+
+def make_optimizer(policy: Policy, cfg: OptimConfig) -> MasterAdamW:
     """Group 0: the policy at `lr`; group 1: the value head at `value_lr`. Names are kept for checkpoints."""
     named = list(policy.trainable_parameters())
     groups = []
@@ -22,7 +69,7 @@ def make_optimizer(policy: Policy, cfg: OptimConfig) -> torch.optim.AdamW:
         names, params = [n for n, _ in members], [p for _, p in members]
         groups.append({"params": params, "names": names, "lr": lr, "base_lr": lr})
     betas = (cfg.adam_beta1, cfg.adam_beta2)
-    return torch.optim.AdamW(groups, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay)
+    return MasterAdamW(groups, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay)
 
 
 def lr_scale(cfg: OptimConfig, step: int, total_steps: int) -> float:
@@ -44,19 +91,20 @@ def set_lr(optimizer: torch.optim.Optimizer, scale: float) -> None:
         group["lr"] = group["base_lr"] * scale
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's state as `<parameter>/<field>` tensors."""
-    out = {}
-    for group in optimizer.param_groups:
-        for name, param in zip(group["names"], group["params"], strict=True):
-            for field, value in optimizer.state.get(param, {}).items():
-                out[f"{name}/{field}"] = torch.as_tensor(value).detach().cpu().contiguous()
+def optimizer_tensors(optimizer: MasterAdamW) -> dict[str, Tensor]:
+    """The optimiser's state, and its fp32 copies, as `<parameter>/<field>` tensors."""
+    out, masters = {}, {id(master) for _, master in optimizer.pairs}
+    for name, param in _named(optimizer):
+        fields = dict(optimizer.state.get(param, {})) | ({MASTER: param} if id(param) in masters else {})
+        for field, value in fields.items():
+            out[f"{name}/{field}"] = torch.as_tensor(value).detach().cpu().contiguous()
     return out
 
 
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Put `optimizer_tensors` back; every tensor must belong to a parameter."""
-    params = {n: p for g in optimizer.param_groups for n, p in zip(g["names"], g["params"], strict=True)}
+def load_optimizer_tensors(optimizer: MasterAdamW, tensors: dict[str, Tensor]) -> None:
+    """Put `optimizer_tensors` back, once the weights are in place; every tensor must belong to a parameter."""
+    params = dict(_named(optimizer))
+    optimizer.refresh()
     for key, value in tensors.items():
         name, field = key.rsplit("/", 1)
         if name not in params:
@@ -64,5 +112,19 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
                 f"the checkpoint's optimiser trained {name}, which this configuration does not; "
                 "resume with the run's own settings, or start from runner.ckpt_path"
             )
-        device = params[name].device if field != "step" else torch.device("cpu")
-        optimizer.state[params[name]][field] = value.to(device).clone()
+        if value.shape not in (params[name].shape, ()):
+            raise UserError(
+                f"the checkpoint's optimiser has {key} of shape {list(value.shape)}, "
+                f"the parameter is {list(params[name].shape)}; resume with the run's own settings"
+            )
+        if field == MASTER:
+            with torch.no_grad():
+                params[name].copy_(value)
+            continue
+        on_host = field == "step" and not optimizer.defaults["fused"]
+        optimizer.state[params[name]][field] = value.to("cpu" if on_host else params[name].device).clone()
+
+
+def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for group in optimizer.param_groups:
+        yield from zip(group["names"], group["params"], strict=True)

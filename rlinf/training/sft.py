@@ -23,6 +23,7 @@ from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.policy import Policy, find_policy
 from rlinf.runtime.worker import limit_threads
+from rlinf.training.optim import MasterAdamW
 
 Evaluate = Callable[[Policy], float]
 MAX_BISECTIONS = 8
@@ -63,7 +64,8 @@ def train_sft(
     model = cfg.actor.model
     policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
     policy.fit_statistics(data.states, data.actions)
-    with _evaluator(cfg, evaluate) as rate:
+    with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
         log = _train(policy, data, cfg, rate, on_progress, on_step)
     record = {
         "dataset": str(sft.dataset),
@@ -84,7 +86,7 @@ class _Trainer:
     def __init__(self, policy: Policy, data: DemoDataset, cfg: Config) -> None:
         self.policy, self.data, self.cfg = policy, data, cfg
         self.params = [p for _, p in policy.trainable_parameters()]
-        self.optimizer = torch.optim.AdamW(self.params, lr=cfg.sft.lr, weight_decay=cfg.sft.weight_decay)
+        self.optimizer = MasterAdamW([{"params": self.params}], lr=cfg.sft.lr, weight_decay=cfg.sft.weight_decay)
         self.batches = data.row_batches(cfg.sft.batch_size, seed=cfg.runner.seed)
 
     def step(self, step: int) -> dict[str, float]:
@@ -96,7 +98,7 @@ class _Trainer:
         loss = self._loss(next(self.batches), step)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.params, sft.clip_grad))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"], sft.clip_grad))
         if not math.isfinite(norm):
             raise FloatingPointError(f"the imitation gradient is not finite at step {step}; lower sft.lr={sft.lr}")
         self.optimizer.step()

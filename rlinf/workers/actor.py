@@ -19,7 +19,7 @@ from rlinf.data.noise import generator
 from rlinf.data.types import Trajectory
 from rlinf.metrics.reduce import Accumulator
 from rlinf.runtime.worker import Worker
-from rlinf.training.optim import VALUE_HEAD, load_optimizer_tensors, lr_scale, make_optimizer, optimizer_tensors, set_lr
+from rlinf.training.optim import load_optimizer_tensors, lr_scale, make_optimizer, optimizer_tensors, set_lr
 from rlinf.workers.rollout import shared_policy
 
 
@@ -96,9 +96,8 @@ class ActorWorker(Worker):
             (loss * self._share(micro, rows)).backward()
         params = [p for g in self.optimizer.param_groups for p in g["params"]]
         if warmup:
-            for name, param in self.policy.trainable_parameters():
-                if VALUE_HEAD not in name:
-                    param.grad = None
+            for param in self.optimizer.param_groups[0]["params"]:  # all but the value head
+                param.grad = None
         norm = float(torch.nn.utils.clip_grad_norm_(params, actor.optim.clip_grad))
         if math.isfinite(norm):
             self.optimizer.step()

@@ -11,6 +11,7 @@ import torch
 from openpi_cases import config
 
 from rlinf.errors import UserError
+from rlinf.models import lora
 from rlinf.models.config import Surroundings, find_config
 from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
 from rlinf.models.openpi.policy import Policy
@@ -80,7 +81,6 @@ def test_completed_fills_what_only_the_run_knows():
         ({"num_action_chunks": 6}, {}, "num_action_chunks=6 must lie between 1 and the action horizon 5"),
         ({"size": "huge"}, {}, "size='huge' must be one of base, small, compact"),
         ({"precision": "fp8"}, {}, "precision='fp8' must be fp32, bf16 or null"),
-        ({"is_lora": True}, {}, "is_lora=True is not supported"),
         ({}, {"use_dsrl": True}, "use_dsrl=True is not supported"),
         ({}, {"num_images_in_input": 4}, "num_images_in_input=4 must be at most 3"),
         ({}, {"state_dim": 0}, "openpi.state_dim=0 must be at least 1: pi0_metaworld reads it"),
@@ -112,3 +112,21 @@ def test_every_convention_has_a_compact_policy():
     for name in CONVENTIONS:
         spec = config(name).spec()
         assert (spec.image_size, spec.num_action_chunks) == (64, 3)
+
+
+@pytest.mark.parametrize("name", ["pi0_calvin", "pi05_metaworld"])
+def test_layers_that_lora_can_adapt_are_those_of_the_network(name):
+    policy = Policy(config(name), "meta")
+    assert sorted(policy.arch.layers()) == sorted(lora._layers(policy.net))
+
+
+def test_lora_counts_of_the_published_size():
+    cfg = replace(config("pi0_metaworld"), size="base", num_action_chunks=5, is_lora=True, lora_rank=32)
+    assert cfg.spec().trainable == "lora"
+    assert cfg.num_parameters()["adapters"] == 32 * sum(
+        layer.inputs + layer.outputs for layer in cfg.architecture().layers() if "paligemma." not in layer.name
+    )
+    assert cfg.cache_bytes_per_sample() > 0  # the frozen vision-language model has no adapters
+    full = replace(cfg, openpi=replace(cfg.openpi, train_expert_only=False))
+    assert full.num_parameters()["adapters"] > cfg.num_parameters()["adapters"]
+    assert full.cache_bytes_per_sample() == 0

@@ -174,7 +174,7 @@ def test_eval_mode_is_the_ode_of_the_drawn_noise():
         prefix = policy.net.prefix(inputs.images, inputs.tokens[:, :length], inputs.token_valid[:, :length])
         for i in range(4):
             t = torch.full((6,), 1 - i / 4)
-            x = x - policy.net.velocity(policy.net.suffix(prefix, inputs.state, x, t)) / 4
+            x = x - policy.net.velocity(policy.net.suffix(prefix, inputs.state, x, policy.net.times(t))) / 4
     assert gap(out.actions, policy.processor.decode_actions(x, inputs.raw_state)) <= 1e-5
 
 

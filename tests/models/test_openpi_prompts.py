@@ -1,4 +1,4 @@
-"""Prompts, the bundled tokenizer and image resizing."""
+"""Prompts and the bundled tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from openpi_cases import PROMPTS
 
 from rlinf.models.openpi.architecture import SMALL_VOCAB
 from rlinf.models.openpi.tokenizer import BUNDLED, load_tokenizer
-from rlinf.models.openpi.transforms import clean_prompt, resize_with_pad, state_prompt
+from rlinf.models.openpi.transforms import clean_prompt, state_prompt
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +45,3 @@ def test_padding_and_cutting():
     with pytest.warns(UserWarning, match="prompt cut from"):
         _, valid = tokenizer(["take the red block and rotate it to the right"])
     assert valid.all()
-
-
-def test_resize_keeps_what_needs_no_resize():
-    image = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
-    assert resize_with_pad(image, 64) is image
-    constant = torch.full((1, 30, 60, 3), 77, dtype=torch.uint8)
-    out = resize_with_pad(constant, 64)
-    assert out.shape == (1, 64, 64, 3)
-    assert (out[0, 16:48] == 77).all()
-    assert not out[0, :16].any()
-    assert not out[0, 48:].any()
-    checker = torch.zeros(1, 128, 128, 3, dtype=torch.uint8)
-    checker[:, ::2, ::2] = 255
-    inside = resize_with_pad(checker, 64)[0, 1:-1, 1:-1].unique().tolist()
-    # Halving weighs 4 pixels (1, 3, 3, 1) / 8 along each axis; u8 after each pass: round(255 / 2) = 128, then 64.
-    assert inside == [64]

@@ -41,7 +41,7 @@ def test_loss_is_the_flow_matching_error(name):
     for d in range(2):
         time = t[:, d, None, None]
         x = time * eps[:, d] + (1 - time) * target
-        velocity = policy.net.velocity(policy.net.suffix(prefix, inputs.state, x, t[:, d]))
+        velocity = policy.net.velocity(policy.net.suffix(prefix, inputs.state, x, policy.net.times(t[:, d])))
         losses.append((velocity - (eps[:, d] - target))[..., : cfg.action_dim].square().mean())
     assert got.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
 

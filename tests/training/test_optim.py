@@ -5,7 +5,14 @@ import torch
 
 from rlinf.config.schema import OptimConfig
 from rlinf.models.policy import Policy
-from rlinf.training.optim import load_optimizer_tensors, lr_scale, make_optimizer, optimizer_tensors
+from rlinf.training.optim import (
+    MASTER,
+    MasterAdamW,
+    load_optimizer_tensors,
+    lr_scale,
+    make_optimizer,
+    optimizer_tensors,
+)
 
 
 class TwoHeads(Policy):
@@ -48,6 +55,84 @@ def test_foreign_state_is_refused():
     optimizer = make_optimizer(TwoHeads(), OptimConfig())
     with pytest.raises(ValueError, match=r"trained nose\.weight"):
         load_optimizer_tensors(optimizer, {"nose.weight/exp_avg": torch.zeros(1)})
+
+
+class HalfPrecision(Policy):
+    """A bf16 weight that starts at one, and an fp32 value head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        self.value_head = torch.nn.Parameter(torch.ones(3))
+
+
+def climb(policy: HalfPrecision, optimizer: MasterAdamW, steps: int) -> None:
+    """A constant gradient of 1 on every number, in two micro batches."""
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(2):
+            (0.5 * (policy.body.float().sum() + policy.value_head.sum())).backward()
+        optimizer.step()
+
+
+def test_small_steps_add_up_in_bf16():
+    policy = HalfPrecision()
+    optimizer = make_optimizer(policy, OptimConfig(lr=1e-5, value_lr=1e-5, weight_decay=0.0))
+    climb(policy, optimizer, 100)
+    (parameter, master) = optimizer.pairs[0]
+    assert parameter is policy.body
+    torch.testing.assert_close(master, torch.full((3,), 1 - 1e-3), rtol=0, atol=2e-6)
+    assert torch.equal(master, policy.value_head.detach())  # as an fp32 parameter moves
+    assert torch.equal(policy.body.detach(), master.bfloat16())
+    climb(policy, optimizer, 200)
+    assert policy.body.detach().tolist() == [0.99609375] * 3  # bf16's neighbour of 1 below 0.998
+    plain = torch.optim.AdamW([naive := HalfPrecision().body], lr=1e-5, weight_decay=0.0)
+    for _ in range(300):
+        naive.grad = torch.ones_like(naive)
+        plain.step()
+    assert naive.tolist() == [1.0] * 3  # what the copies are for
+
+
+def test_fp32_copies_survive_a_checkpoint():
+    one, two = HalfPrecision(), HalfPrecision()
+    options = OptimConfig(lr=1e-4, value_lr=1e-4)
+    first, second = (make_optimizer(p, options) for p in (one, two))
+    climb(one, first, 7)
+    tensors = optimizer_tensors(first)
+    assert tensors[f"body/{MASTER}"].dtype == torch.float32
+    assert f"value_head/{MASTER}" not in tensors
+    two.load_state_dict(one.state_dict())
+    load_optimizer_tensors(second, tensors)
+    for policy, optimizer in ((one, first), (two, second)):
+        climb(policy, optimizer, 40)
+    assert torch.equal(first.pairs[0][1], second.pairs[0][1])
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_copies_follow_weights_that_were_loaded_without_them():
+    policy = HalfPrecision()
+    optimizer = make_optimizer(policy, OptimConfig())
+    with torch.no_grad():
+        policy.body.fill_(3.0)
+    load_optimizer_tensors(optimizer, {})
+    assert optimizer.pairs[0][1].tolist() == [3.0] * 3
+
+
+def test_gradients_are_clipped_in_fp32():
+    policy = HalfPrecision()
+    optimizer = make_optimizer(policy, OptimConfig())
+    (1e-3 * policy.body.float().sum()).backward()
+    assert policy.body.grad is None
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(params, 1e-4)
+    assert float(norm) == pytest.approx(3**0.5 * 1e-3, rel=4e-3)  # the gradient itself was rounded once
+    assert float(params[0].grad.norm()) == pytest.approx(1e-4, rel=2e-3)
+
+
+def test_state_of_another_shape_is_refused():
+    optimizer = make_optimizer(TwoHeads(), OptimConfig())
+    with pytest.raises(ValueError, match=r"body\.weight/exp_avg of shape \[2\], the parameter is \[3, 3\]"):
+        load_optimizer_tensors(optimizer, {"body.weight/exp_avg": torch.zeros(2)})
 
 
 @pytest.mark.parametrize(

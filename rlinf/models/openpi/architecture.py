@@ -5,8 +5,12 @@ Letters: D model action columns (actions and state are zero-padded to it), H act
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from rlinf.models.adapters import Layer
+
+VLM = "paligemma_with_expert.paligemma."  # names of everything `train_expert_only` freezes start with this
 SMALL_VOCAB = 1000  # pieces of assets/tokenizer_compact.model
 
 
@@ -65,6 +69,45 @@ class Architecture:
             "expert": self.depth * expert_layer + norm,
             "action": action,
         }
+
+    def layers(self) -> Iterator[Layer]:
+        """Every layer that LoRA can adapt, as the network names them."""
+        v, w, e, d = self.vit_width, self.vlm_width, self.expert_width, self.action_dim
+        vision = f"{VLM}model.vision_tower.vision_model"
+        yield Layer(f"{vision}.embeddings.patch_embedding", 3 * self.patch_size**2, v, linear=False)
+        for i in range(self.vit_depth):
+            block = f"{vision}.encoder.layers.{i}"
+            yield from (Layer(f"{block}.self_attn.{name}_proj", v, v) for name in ("q", "k", "v", "out"))
+            yield Layer(f"{block}.mlp.fc1", v, self.vit_mlp)
+            yield Layer(f"{block}.mlp.fc2", self.vit_mlp, v)
+        yield Layer(f"{VLM}model.multi_modal_projector.linear", v, w)
+        yield from self._gemma_layers(f"{VLM}model.language_model", w, self.vlm_mlp, adaptive=False)
+        expert = "paligemma_with_expert.gemma_expert.model"
+        yield from self._gemma_layers(expert, e, self.expert_mlp, adaptive=self.pi05)
+        yield Layer("action_in_proj", d, e)
+        yield Layer("action_out_proj", e, d)
+        if self.pi05:
+            yield from (Layer("time_mlp_in", e, e), Layer("time_mlp_out", e, e))
+        else:
+            yield from (Layer("state_proj", d, e), Layer("action_time_mlp_in", 2 * e, e))
+            yield Layer("action_time_mlp_out", e, e)
+
+    def _gemma_layers(self, prefix: str, width: int, hidden: int, *, adaptive: bool) -> Iterator[Layer]:
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        for i in range(self.depth):
+            block = f"{prefix}.layers.{i}"
+            yield Layer(f"{block}.self_attn.q_proj", width, q)
+            yield Layer(f"{block}.self_attn.k_proj", width, kv)
+            yield Layer(f"{block}.self_attn.v_proj", width, kv)
+            yield Layer(f"{block}.self_attn.o_proj", q, width)
+            yield Layer(f"{block}.mlp.gate_proj", width, hidden)
+            yield Layer(f"{block}.mlp.up_proj", width, hidden)
+            yield Layer(f"{block}.mlp.down_proj", hidden, width)
+            if adaptive:
+                yield Layer(f"{block}.input_layernorm.dense", width, 3 * width)
+                yield Layer(f"{block}.post_attention_layernorm.dense", width, 3 * width)
+        if adaptive:
+            yield Layer(f"{prefix}.norm.dense", width, 3 * width)
 
 
 BASE = Architecture(

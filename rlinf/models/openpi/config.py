@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
 from rlinf.errors import UserError
+from rlinf.models.adapters import AdapterSetting
 from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
-from rlinf.models.openpi.architecture import SIZES, Architecture
+from rlinf.models.openpi.architecture import SIZES, VLM, Architecture
 
 NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]
 ValueInput = Literal["expert", "vlm", "state"]
 ALL_CAMERAS = 3  # main, left wrist, right wrist
+ADDED = ("value_head", "noise_head", "adapters")  # parts that learn under LoRA
 
 
 @dataclass(frozen=True)
@@ -135,17 +137,18 @@ class Config(ModelConfig):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """π0 with everything learning, π0.5 with a frozen vision-language model and a critic on it, two cameras."""
+        """π0 with everything learning, π0.5 with a frozen VLM and a critic on it, two cameras; and LoRA."""
         rows = (
             OpenPiOptions(config_name="pi0_metaworld", train_expert_only=False),
             OpenPiOptions(config_name="pi05_metaworld", train_expert_only=True, value_after_vlm=True),
             OpenPiOptions(config_name="pi0_calvin", noise_method="flow_noise", joint_logprob=True),
         )
         dims = [CONVENTIONS[row.config_name].action_dim for row in rows]
-        return tuple(
+        full = tuple(
             cls(size="compact", num_action_chunks=3, action_dim=dim, num_steps=3, add_value_head=True, openpi=row)
             for dim, row in zip(dims, rows, strict=True)
         )
+        return *full, *(replace(cfg, is_lora=True, lora_rank=4, lora_alpha=16) for cfg in full[:2])
 
     def completed(self, rest: Surroundings) -> Self:
         """This block with the simulator's privileged state and the compat switch filled in."""
@@ -251,10 +254,16 @@ class Config(ModelConfig):
             counts["value_head"] = _mlp_parameters(widths) + (2 * widths[1] if self.value_input == "state" else 0)
         if self.openpi.noise_method == "flow_noise":
             counts["noise_head"] = _mlp_parameters((arch.expert_width, *self.noise_hidden(), arch.action_dim))
+        if self.is_lora:
+            frozen = (VLM,) if self.freeze_vlm else ()
+            layers = (layer for layer in arch.layers() if not layer.name.startswith(frozen))
+            counts["adapters"] = AdapterSetting.of(self).num_parameters(layers)
         return counts
 
     def num_trainable_parameters(self) -> int:
         """Parameters the optimiser sees."""
+        if self.is_lora:
+            return sum(n for part, n in self.num_parameters().items() if part in ADDED)
         frozen = ("vision", "projector", "embedding", "language") if self.freeze_vlm else ()
         return sum(n for part, n in self.num_parameters().items() if part not in frozen)
 
@@ -284,7 +293,7 @@ class Config(ModelConfig):
             has_value=self.value_input is not None,
             values_per_chunk=1,
             critic_state_dim=options.critic_state_dim if self.value_input == "state" else 0,
-            trainable="expert" if self.freeze_vlm else "all",
+            trainable="lora" if self.is_lora else "expert" if self.freeze_vlm else "all",
         )
 
     def _check(self) -> None:
@@ -314,8 +323,6 @@ class Config(ModelConfig):
             raise UserError(f"{prefix}.openpi.num_steps={self.denoise_steps} leaves no stochastic step; raise it")
         if options.use_dsrl:
             raise UserError(f"{prefix}.openpi.use_dsrl=True is not supported; set it to False")
-        if self.is_lora:
-            raise UserError(f"{prefix}.is_lora=True is not supported by model_type openpi; set it to False")
         if self.value_type != "chunk_level":
             raise UserError(f"{prefix}.value_type={self.value_type} must be chunk_level for model_type openpi")
         if len(options.noise_params) != 3 or len(options.noise_logvar_range) != 2:

@@ -26,6 +26,14 @@ class Weights(NamedTuple):
     w1: Tensor
     std: Tensor
 
+    def at(self, index: Tensor | slice) -> Weights:
+        """Those of steps i64 [B], or of the one step of a slice, to be multiplied with [B, H, D]."""
+        return Weights(*(c[index][:, None, None] for c in self))
+
+    def where(self, chosen: Tensor, other: Weights) -> Weights:
+        """Per row and step [B, N]: these where bool `chosen`, else those of another table."""
+        return Weights(*(torch.where(chosen, a, b) for a, b in zip(self, other, strict=True)))
+
 
 def timesteps(num_steps: int) -> Tensor:
     """t_0 = 1 down to t_N = 0, f32 [N + 1]."""
@@ -48,10 +56,9 @@ def step_weights(method: NoiseMethod, num_steps: int, noise_level: float, device
     return Weights(*(x.float().to(device) for x in (t, w0, w1, std)))
 
 
-def step_mean(w: Weights, x: Tensor, v: Tensor, index: Tensor) -> Tensor:
-    """μ of x, v [B, H, D] at steps i64 [B]."""
-    t, w0, w1 = (c[index][:, None, None] for c in (w.t, w.w0, w.w1))
-    return (x - t * v) * w0 + (x + (1 - t) * v) * w1
+def step_mean(w: Weights, x: Tensor, v: Tensor) -> Tensor:
+    """μ of x, v [B, H, D] with the weights of their steps (`Weights.at`)."""
+    return (x - w.t * v) * w.w0 + (x + (1 - w.t) * v) * w.w1
 
 
 def logprob(x: Tensor, mean: Tensor, std: Tensor, *, squared_error: bool = False) -> Tensor:

@@ -7,7 +7,8 @@ S suffix tokens (H, and one for the state in π0), W expert width.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import torch
@@ -22,10 +23,23 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
+class Times:
+    """What the expert reads of N times. A sampler has few: computed once, rows and steps pick theirs with `at`."""
+
+    embedding: Tensor  # f32 [N, W]
+    modulation: list[Tensor] | None  # π0.5: of each adaptive norm [N, 1, 3 W]
+
+    def at(self, index: Tensor | slice) -> Times:
+        """Those of `index`: one per row, or one for all rows."""
+        picked = None if self.modulation is None else [m[index] for m in self.modulation]
+        return Times(self.embedding[index], picked)
+
+
+@dataclass(frozen=True)
 class Prefix:
     """What the expert needs of an observation; made by `PiNet.prefix` or, from stored parts, by `PiNet.attach`."""
 
-    kv: list[KeyValue]  # per layer [B, G, P, E]
+    kv: Sequence[KeyValue]  # per layer [B, G, P, E]
     valid: Tensor | None  # bool [B, P]; None when every token counts
     frame: Frame  # the suffix's positions and mask, the same at every denoising step
     output: Tensor | None = None  # [B, P, vlm width], when asked for
@@ -33,6 +47,10 @@ class Prefix:
     def lengths(self) -> Tensor:
         """Valid tokens per row i64 [B]."""
         return _lengths(self.kv, self.valid)
+
+    def with_room(self, tokens: int) -> Prefix:
+        """The same in buffers where every denoising step writes its own keys and values behind the prefix's."""
+        return replace(self, kv=[kv.with_room(tokens) for kv in self.kv])
 
 
 def visible(valid: Tensor, starts: Tensor, first_row: int = 0) -> Tensor:
@@ -50,9 +68,15 @@ def positions(valid: Tensor) -> Tensor:
     return valid.cumsum(1) - 1
 
 
-def _lengths(kv: list[KeyValue], valid: Tensor | None) -> Tensor:
+def _lengths(kv: Sequence[KeyValue], valid: Tensor | None) -> Tensor:
     k = kv[0].k
     return torch.full((k.shape[0],), k.shape[2], device=k.device) if valid is None else valid.sum(1)
+
+
+@lru_cache(maxsize=256)
+def _block_starts(prefix: int, starts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Kept on the device: one block of `prefix` tokens, then `starts`."""
+    return torch.tensor([0] * prefix + list(starts), device=device)
 
 
 @lru_cache(maxsize=16)
@@ -87,11 +111,11 @@ class PiNet(nn.Module):
         )
         language = gemma(width=arch.vlm_width, hidden=arch.vlm_mlp, vocab_size=arch.vocab_size)
         expert = gemma(width=arch.expert_width, hidden=arch.expert_mlp, adaptive=arch.pi05)
-        projector = nn.Linear(arch.vit_width, arch.vlm_width)
+        projector = nn.ModuleDict({"linear": nn.Linear(arch.vit_width, arch.vlm_width)})
         vlm = nn.ModuleDict(
             {
                 "vision_tower": nn.ModuleDict({"vision_model": vision}),
-                "multi_modal_projector": nn.ModuleDict({"linear": projector}),
+                "multi_modal_projector": projector,
                 "language_model": language,
             }
         )
@@ -121,7 +145,7 @@ class PiNet(nn.Module):
         vision, projector, _, _ = self._parts
         if images.dtype == torch.uint8:
             images = images.float().mul_(2.0 / 255.0).sub_(1.0)
-        features = projector(vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
+        features = projector["linear"](vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
         return features.view(images.shape[0], -1, features.shape[-1])
 
     def embed_prompt(self, tokens: Tensor) -> Tensor:
@@ -144,6 +168,7 @@ class PiNet(nn.Module):
         `full_mask` also hides valid tokens from padded queries, which changes their (otherwise unread) outputs.
         """
         b, n = images.shape[:2]
+        room = 0 if torch.is_grad_enabled() else len(self.suffix_starts())
         x = torch.cat((self.embed_images(images), self.embed_prompt(tokens)), 1)
         valid = None
         if token_valid is not None or image_valid is not None:
@@ -151,14 +176,14 @@ class PiNet(nn.Module):
             token_valid = torch.ones_like(tokens, dtype=torch.bool) if token_valid is None else token_valid
             valid = torch.cat((image_valid.repeat_interleave(self.arch.image_tokens, 1), token_valid), 1)
         if valid is None:
-            frame = self._parts[2].frame(torch.arange(x.shape[1], device=x.device).expand(b, -1), None)
+            frame = self._parts[2].frame(torch.arange(x.shape[1], device=x.device).expand(b, -1), None, room)
         else:
             see = visible(valid, torch.zeros(x.shape[1], device=x.device)) if full_mask else valid[:, None]
-            frame = self._parts[2].frame(positions(valid), see)
+            frame = self._parts[2].frame(positions(valid), see, room)
         out, kv = self._parts[2](x, frame, output=output)
         return self.attach(kv, valid, out)
 
-    def attach(self, kv: list[KeyValue], valid: Tensor | None, output: Tensor | None = None) -> Prefix:
+    def attach(self, kv: Sequence[KeyValue], valid: Tensor | None, output: Tensor | None = None) -> Prefix:
         """Prepare the suffix's positions and mask for these keys and values."""
         p, starts = kv[0].k.shape[2], self.suffix_starts()
         s, device = len(starts), kv[0].k.device
@@ -167,36 +192,50 @@ class PiNet(nn.Module):
         if valid is not None or not self.arch.pi05:  # π0.5's actions see everything that is valid
             everything = torch.ones(1, p, dtype=torch.bool, device=device) if valid is None else valid
             joint = torch.cat((everything, everything.new_ones(len(everything), s)), 1)
-            see = visible(joint, torch.tensor([0] * p + starts, device=device), p)
+            see = visible(joint, _block_starts(p, tuple(starts), device), p)
         return Prefix(kv, valid, self._parts[3].frame(position, see), output)
 
     def repeat(self, prefix: Prefix, n: int) -> Prefix:
         """Every row n times in a row, to share one observation among several noisy actions."""
         if n == 1:
             return prefix
-        kv = [KeyValue(k.repeat_interleave(n, 0), v.repeat_interleave(n, 0)) for k, v in prefix.kv]
+        kv = [
+            KeyValue(k.repeat_interleave(n, 0), v.repeat_interleave(n, 0))
+            for k, v in ((kv.k, kv.v) for kv in prefix.kv)
+        ]
         return self.attach(kv, None if prefix.valid is None else prefix.valid.repeat_interleave(n, 0))
 
-    def embed_suffix(self, state: Tensor | None, x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Tokens [B, S, W] and, for π0.5, the condition [B, W] of the adaptive norms."""
-        time = time_embedding(t, self.arch.expert_width).to(x_t.dtype)  # [B, W]
+    def times(self, t: Tensor) -> Times:
+        """What the expert reads of times f32 [N]."""
+        embedding = time_embedding(t, self.arch.expert_width).float()
+        if not self.arch.pi05:
+            return Times(embedding, None)
+        cond = self.time_condition(embedding)
+        return Times(embedding, self._parts[3].modulate(cond))
+
+    def time_condition(self, embedding: Tensor) -> Tensor:
+        """π0.5: time embeddings [N, W] -> the condition [N, W] of the adaptive norms."""
+        return F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(embedding))))
+
+    def embed_suffix(self, state: Tensor | None, x_t: Tensor, embedding: Tensor) -> Tensor:
+        """Tokens [B, S, W] of noisy actions [B, H, D], with (π0) the state [B, D] and the time [B or 1, W]."""
         action = self.action_in_proj(x_t)
         if self.arch.pi05:
-            return action, F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(time))))
+            return action
         assert state is not None
-        both = torch.cat((action, time[:, None].expand_as(action)), -1)
+        both = torch.cat((action, embedding[:, None].expand_as(action)), -1)
         action = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
-        return torch.cat((self.state_proj(state)[:, None], action), 1), None
+        return torch.cat((self.state_proj(state)[:, None], action), 1)
 
     def suffix_starts(self) -> list[int]:
         """Where blocks begin among the suffix tokens: the state alone (π0), then all actions together."""
         actions = [1] + [0] * (self.arch.action_horizon - 1)
         return actions if self.arch.pi05 else [1, *actions]
 
-    def suffix(self, prefix: Prefix, state: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:
-        """Expert features f32 [B, H, W] of noisy actions f32 [B, H, D] at times f32 [B]; state f32 [B, D] for π0."""
-        tokens, cond = self.embed_suffix(state, x_t, t)
-        out, _ = self._parts[3](tokens, prefix.frame, past=prefix.kv, cond=cond)
+    def suffix(self, prefix: Prefix, state: Tensor | None, x_t: Tensor, times: Times) -> Tensor:
+        """Expert features f32 [B, H, W] of noisy actions f32 [B, H, D] at a time per row; state f32 [B, D] for π0."""
+        tokens = self.embed_suffix(state, x_t, times.embedding)
+        out, _ = self._parts[3](tokens, prefix.frame, past=prefix.kv, modulation=times.modulation)
         return out[:, -self.arch.action_horizon :].float()
 
     def velocity(self, features: Tensor) -> Tensor:

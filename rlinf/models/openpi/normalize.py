@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from rlinf.errors import UserError
+from rlinf.models.columns import check_columns, quantiles, read_json, read_vector
 
 Tensor = torch.Tensor
 _EPS = 1e-6
-_MAX_QUANTILE = 1 << 23  # torch.quantile takes no more than 16 M values
 _FIELDS = ("mean", "std", "q01", "q99")
 FILE = "norm_stats.json"
 
@@ -40,8 +40,7 @@ class Statistics(nn.Module):
     def fit(cls, data: Tensor, *, floor: float) -> Self:
         """Of rows [M, n]; a column that hardly moves gets std `floor` and a quantile range of 4 x `floor`."""
         data = data.double()
-        sample = data[:: 1 + data.numel() // _MAX_QUANTILE]
-        q01, q99 = torch.quantile(sample, torch.tensor([0.01, 0.99], dtype=torch.float64, device=data.device), dim=0)
+        q01, q99 = quantiles(data)
         narrow = (4 * floor - (q99 - q01)).clamp(min=0.0) / 2
         return cls(
             mean=data.mean(0), std=data.std(0, correction=0).clamp(min=floor), q01=q01 - narrow, q99=q99 + narrow
@@ -83,7 +82,9 @@ def load_statistics(folder: Path, asset_id: str, *, quantile: bool) -> dict[str,
     """
     for path in (folder / asset_id / FILE, folder / "assets" / asset_id / FILE):
         if path.is_file():
-            content = json.loads(path.read_text())["norm_stats"]
+            content = read_json(path).get("norm_stats")
+            if not isinstance(content, dict):
+                raise UserError(f"{path} lacks the object 'norm_stats'")
             return {key: _parse(path, key, content, quantile) for key in ("state", "actions")}
     found = sorted({str(p.parent.relative_to(folder)) for p in folder.glob(f"**/{FILE}")})
     raise UserError(
@@ -92,14 +93,26 @@ def load_statistics(folder: Path, asset_id: str, *, quantile: bool) -> dict[str,
     )
 
 
-def _parse(path: Path, key: str, content: dict, quantile: bool) -> Statistics:
-    if key not in content:
+def _parse(path: Path, key: str, content: dict[str, Any], quantile: bool) -> Statistics:
+    """One entry, refused when it would silently give NaN or mirrored numbers."""
+    if not isinstance(content.get(key), dict):
         raise UserError(f"{path} lacks the entry {key!r}; it has: {', '.join(content)}")
-    entry = content[key]
-    mean, std = (torch.tensor(entry[name], dtype=torch.float64) for name in ("mean", "std"))
+    entry, where = content[key], f"{path}: statistics of {key!r}"
+    fields = {name: read_vector(where, entry, name) for name in ("mean", "std")}
     if entry.get("q01") is None or entry.get("q99") is None:
         if quantile:
             raise UserError(f"{path} lacks q01 and q99 of {key!r}, by which this openpi.config_name normalises")
-        return Statistics(mean=mean, std=std, q01=mean - 2.33 * std, q99=mean + 2.33 * std)  # a Gaussian's, never read
-    q01, q99 = (torch.tensor(entry[name], dtype=torch.float64) for name in ("q01", "q99"))
-    return Statistics(mean=mean, std=std, q01=q01, q99=q99)
+        spread = 2.33 * fields["std"]  # a Gaussian's, never read
+        fields |= {"q01": fields["mean"] - spread, "q99": fields["mean"] + spread}
+    else:
+        fields |= {name: read_vector(where, entry, name) for name in ("q01", "q99")}
+    lengths = {name: len(values) for name, values in fields.items()}
+    if len(set(lengths.values())) > 1:
+        raise UserError(f"{where} have different numbers of columns: {lengths}")
+    used = {name: fields[name] for name in (("q01", "q99") if quantile else ("mean", "std"))}
+    check_columns(where, ~torch.stack(list(used.values())).isfinite().all(0), "they must be finite", **used)
+    if quantile:
+        check_columns(where, fields["q01"] > fields["q99"], "q01 must not exceed q99", **used)
+    else:
+        check_columns(where, fields["std"] < 0, "std must not be negative", **used)
+    return Statistics(**fields)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch.nn import functional as F
@@ -17,25 +18,34 @@ from torch.nn import functional as F
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.errors import UserError
-from rlinf.models import policy
-from rlinf.models.checkpoint import load_weights, save_weights
+from rlinf.models.checkpoint import Rename
 from rlinf.models.config import ModelConfig
+from rlinf.models.nn.checkpointing import set_checkpointing
 from rlinf.models.nn.gemma import KeyValue
+from rlinf.models.nn.graphs import Recorder
+from rlinf.models.nn.packed import pack
 from rlinf.models.openpi import flow, tokenizer
-from rlinf.models.openpi.architecture import Architecture
+from rlinf.models.openpi.architecture import VLM, Architecture
 from rlinf.models.openpi.config import ALL_CAMERAS, Config
 from rlinf.models.openpi.heads import NoiseHead, StateValueHead, ValueHead
 from rlinf.models.openpi.model import PiNet, Prefix
 from rlinf.models.openpi.normalize import load_statistics, save_statistics
-from rlinf.models.openpi.processor import Processor
+from rlinf.models.openpi.processor import Inputs, Processor
 from rlinf.models.openpi.sampler import Sampler
 from rlinf.models.openpi.weights import HEADS, initialize, initialize_value_head, published_names
+from rlinf.models.pretrained import PretrainedPolicy
 
 Tensor = torch.Tensor
+KEPT, CACHED = ("index", "state", "critic_state"), ("k", "v", "pooled")  # of what predict computes from and makes
+PROMPT_STEP = 16  # recorded kernels need fixed shapes: mixed prompts are padded to a multiple of this
 
 
-class Policy(policy.Policy):
+class Policy(PretrainedPolicy):
     """A flow model with a sampler, a critic and the robot's conventions around it."""
+
+    cfg: Config
+    net: PiNet
+    heads = HEADS
 
     def __init__(
         self,
@@ -68,6 +78,10 @@ class Policy(policy.Policy):
         for part in (self.value_head, self.noise_head, self.processor):
             if part is not None:
                 part.to(device)
+        pack(self.net)
+        set_checkpointing(self.net, cfg.gradient_checkpointing)
+        self._act = Recorder(self._actions, self)
+        self._act.enabled = cfg.cuda_graphs
         self.noise_level = options.noise_level
         self.set_global_step(0)
 
@@ -88,6 +102,8 @@ class Policy(policy.Policy):
             initialize(self.noise_head, generator)
         if self.value_head is not None:
             initialize_value_head(self.value_head, generator)
+        if cfg.is_lora:
+            self.attach_adapters(seed, frozen=(VLM,) if cfg.freeze_vlm else ())
         if folder is not None:
             self.load_pretrained(folder)
         return self
@@ -96,37 +112,49 @@ class Policy(policy.Policy):
     @torch.no_grad()
     def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
         """Actions for one chunk; in train mode with everything `evaluate` needs to score them again."""
-        inputs = self.processor.encode(obs)
+        inputs, train = self.processor.encode(obs), mode == "train"
         sampler, shape = self.sampler(), (self.arch.action_horizon, self.arch.action_dim)
-        if mode == "eval":
-            prefix = self._prefix(inputs.images, inputs.tokens, inputs.token_valid)
-            x = sampler.ode(prefix, inputs.state, noise.normal(shape)).x[:, -1]
-            actions = self.processor.decode_actions(x, inputs.raw_state)
+        tokens, valid = self._trim(inputs)
+        given: dict[str, Tensor | None] = {
+            "images": inputs.images,
+            "tokens": tokens,
+            "valid": valid,
+            "state": inputs.state,
+            "critic_state": self._critic_state(obs) if train and self.cfg.value_input == "state" else None,
+        }
+        if train and not sampler.joint:
+            given["index"] = noise.integers(sampler.num_choices(ignore_last=self.cfg.openpi.ignore_last))
+        given["start"] = noise.normal(shape)
+        if train:
+            given["draws"] = noise.normal((sampler.num_steps if sampler.joint else 1, *shape))  # [B, N or 1, H, D]
+        out = self._act(given, train=train, noise_level=self.noise_level)
+        actions = self.processor.decode_actions(out["last"], inputs.raw_state)
+        if not train:
             return PolicyOutput(actions, torch.zeros_like(actions), None, {})
-        index = None if sampler.joint else noise.integers(sampler.num_choices(ignore_last=self.cfg.openpi.ignore_last))
-        start = noise.normal(shape)
-        draws = noise.normal((sampler.num_steps if sampler.joint else 1, *shape))  # [B, N or 1, H, D]
-        prefix = self._prefix(inputs.images, inputs.tokens, inputs.token_valid)
-        chain = sampler.sample(prefix, inputs.state, start, lambda i: draws[:, i if sampler.joint else 0], index)
-        rows = torch.arange(len(start), device=start.device)
-        replay = {"images": inputs.images, "tokens": inputs.tokens, "token_valid": inputs.token_valid, "x": chain.x}
-        features = chain.features
+        replay = {"images": inputs.images, "tokens": inputs.tokens, "token_valid": inputs.token_valid, "x": out["x"]}
+        replay |= {name: t for name, t in given.items() if name in KEPT and t is not None}
+        cache = {name: t for name, t in out.items() if name in CACHED}
+        return PolicyOutput(actions, out["logprobs"], out.get("values"), replay, cache or None)
+
+    def _actions(self, given: dict[str, Tensor], *, train: bool, noise_level: float) -> dict[str, Tensor]:
+        """Prefix and denoising as one function of tensors, which a GPU records: nothing random, nothing waited for."""
+        sampler, state, start = self.sampler(noise_level), given.get("state"), given["start"]
+        prefix = self._prefix(given["images"], given["tokens"], given.get("valid"))
+        if not train:
+            return {"last": sampler.ode(prefix, state, start).x[:, -1]}
+        index, draws = given.get("index"), given["draws"]
+        chain = sampler.sample(prefix, state, start, lambda i: draws[:, i if sampler.joint else 0], index)
+        x, features, pooled = chain.x, chain.features, self.pool(prefix)
         if index is not None:
-            replay |= {"x": torch.stack((chain.x[rows, index], chain.x[rows, index + 1]), 1), "index": index}
+            rows = torch.arange(len(start), device=start.device)
+            x = torch.stack((x[rows, index], x[rows, index + 1]), 1)
             if not self.cfg.openpi.upstream_values:
                 features = features[rows, index][:, None]  # the value evaluate() will compute
-        if inputs.state is not None:
-            replay["state"] = inputs.state
-        if self.cfg.value_input == "state":
-            replay["critic_state"] = self._critic_state(obs)
-        pooled = self.pool(prefix)
-        return PolicyOutput(
-            actions=self.processor.decode_actions(chain.x[:, -1], inputs.raw_state),
-            logprobs=self.executed(chain.logprobs),
-            values=self.critic(features, pooled, replay.get("critic_state")),
-            replay=replay,
-            cache=self._cache(prefix, pooled) if self.cfg.freeze_vlm else None,
-        )
+        out = {"last": chain.x[:, -1], "x": x, "logprobs": self.executed(chain.logprobs)}
+        values = self.critic(features, pooled, given.get("critic_state"))
+        if values is not None:
+            out["values"] = values
+        return out | (self._cache(prefix, pooled) if self.cfg.freeze_vlm else {})
 
     def evaluate(
         self,
@@ -139,7 +167,8 @@ class Policy(policy.Policy):
         """Log-probs, values and entropy of stored actions under the current weights."""
         if cache is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-                prefix = self._prefix(replay["images"], replay["tokens"], replay["token_valid"])
+                tokens, valid = _trimmed(replay["tokens"], replay["token_valid"])
+                prefix = self._prefix(replay["images"], tokens, valid)
                 pooled = self.pool(prefix)
         else:
             prefix, pooled = self._from_cache(cache, replay["token_valid"])
@@ -157,13 +186,15 @@ class Policy(policy.Policy):
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
         if self.cfg.value_input == "state":
             return self._required(self.critic(None, None, self._critic_state(obs)))
-        inputs = self.processor.encode(obs)
-        prefix = self._prefix(inputs.images, inputs.tokens, inputs.token_valid)
+        inputs, sampler = self.processor.encode(obs), self.sampler()
+        prefix = self._prefix(inputs.images, *self._trim(inputs))
         features = None
         if self.cfg.value_input == "expert":
             start = noise.normal((self.arch.action_horizon, self.arch.action_dim))
-            first = torch.zeros(len(start), dtype=torch.long, device=start.device)
-            features = self.sampler().transition(prefix, inputs.state, start, first).features[:, None]
+            features = sampler.transition(
+                prefix, inputs.state, start, slice(0, 1), sampler.times(start.device)
+            ).features
+            features = features[:, None]
         return self._required(self.critic(features, self.pool(prefix), None))
 
     # ------------------------------------------------------------------ imitation
@@ -172,14 +203,14 @@ class Policy(policy.Policy):
         inputs = self.processor.encode(obs)
         target = self.processor.encode_actions(actions.to(self.processor.device), inputs.raw_state)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-            prefix = self._prefix(inputs.images, inputs.tokens, inputs.token_valid, output=False)
+            prefix = self._prefix(inputs.images, *self._trim(inputs), output=False)
             prefix = self.net.repeat(prefix, draws)
         eps = noise.normal((draws, *target.shape[1:])).flatten(0, 1)  # [B * draws, H, D]
         t = flow.beta_time(noise.uniform((draws,))).flatten()
         target = target.repeat_interleave(draws, 0)
         state = None if inputs.state is None else inputs.state.repeat_interleave(draws, 0)
         x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
-        velocity = self.net.velocity(self.net.suffix(prefix, state, x, t))
+        velocity = self.net.velocity(self.net.suffix(prefix, state, x, self.net.times(t)))
         error = velocity - (eps - target)
         return error[..., : self.cfg.action_dim].square().mean()
 
@@ -194,49 +225,46 @@ class Policy(policy.Policy):
             start, end, steps = self.cfg.openpi.noise_params
             self.noise_level = flow.annealed_noise_level(step, start, end, steps)
 
-    def sampler(self) -> Sampler:
-        """The configured noise method at the current noise level."""
+    def sampler(self, noise_level: float | None = None) -> Sampler:
+        """The configured noise method, at the current noise level unless told another."""
         options = self.cfg.openpi
         return Sampler(
             net=self.net,
             method=options.noise_method,
             num_steps=self.cfg.denoise_steps,
-            noise_level=self.noise_level,
+            noise_level=self.noise_level if noise_level is None else noise_level,
             joint=options.joint_logprob,
             squared_error=options.safe_get_logprob,
             noise_head=self.noise_head,
         )
 
-    def save_pretrained(self, folder: Path) -> None:
-        """Write config.json, weights, normalisation statistics and tokenizer."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name.removeprefix("net."): tensor for name, tensor in self.state_dict().items()}
-        save_weights(tensors, folder)
-        stats = {"state": self.processor.state_stats, "actions": self.processor.action_stats}
-        save_statistics(folder, self.cfg.convention.asset_id, stats)
-        (folder / tokenizer.FILE).write_bytes(self.tokenizer_model)
-        content = {
+    # ------------------------------------------------------------------ saving and loading
+    def published_names(self) -> Rename:
+        """From openpi's, LeRobot's and older names."""
+        return published_names(pi05=self.arch.pi05)
+
+    def config_json(self) -> dict[str, Any]:
+        """Which network it is."""
+        return {
             "model_type": "openpi",
             "size": self.cfg.size,
             "config_name": self.cfg.openpi.config_name,
             "architecture": asdict(self.arch),
         }
-        (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n")
 
-    def load_pretrained(self, folder: Path) -> None:
-        """Take weights and normalisation statistics of a folder."""
+    def save_extras(self, folder: Path) -> None:
+        """Write normalisation statistics and tokenizer."""
+        stats = {"state": self.processor.state_stats, "actions": self.processor.action_stats}
+        save_statistics(folder, self.cfg.convention.asset_id, stats)
+        (folder / tokenizer.FILE).write_bytes(self.tokenizer_model)
+
+    def prepare_extras(self, folder: Path) -> Callable[[], None]:
+        """Check that the folder is of this network, and its statistics."""
         self._check_saved_config(folder)
-        self.load_weights(folder)
         row = self.cfg.convention
-        self.processor.set_statistics(load_statistics(folder, row.asset_id, quantile=row.quantile_norm))
-
-    def load_weights(self, file: Path) -> None:
-        """Take the weights of a file or folder; a head it lacks altogether keeps its own."""
-        lost = load_weights(self, file, rename=published_names(pi05=self.arch.pi05), optional=HEADS)
-        for head in HEADS:
-            parts = {name for name in self.state_dict() if name.startswith(head)}
-            if 0 < len(parts & lost) < len(parts):
-                raise UserError(f"{file} holds only a part of {head}*: {', '.join(sorted(parts & lost))} are missing")
+        stats = load_statistics(folder, row.asset_id, quantile=row.quantile_norm)
+        self.processor.check_statistics(stats)
+        return lambda: self.processor.set_statistics(stats)
 
     def _check_saved_config(self, folder: Path) -> None:
         """A folder of ours says which network it holds; published ones only by their shapes."""
@@ -249,22 +277,26 @@ class Policy(policy.Policy):
                 raise UserError(f"{path} says {key}={saved.get(key)}, this configuration needs {value}")
 
     # ------------------------------------------------------------------ prefix
-    def _prefix(self, images: Tensor, tokens: Tensor, valid: Tensor, *, output: bool | None = None) -> Prefix:
-        """Trim what is padding in the whole batch, then run the vision-language model."""
+    def _trim(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Prompt slots [B, L] that any row uses, and which count (None: all); a GPU gets few different lengths."""
+        if inputs.shortest == inputs.longest:
+            return inputs.tokens[:, : inputs.longest], None
+        step = PROMPT_STEP if inputs.tokens.is_cuda else 1
+        end = min(-(-inputs.longest // step) * step, self.arch.max_token_len)
+        return inputs.tokens[:, :end], inputs.token_valid[:, :end]
+
+    def _prefix(self, images: Tensor, tokens: Tensor, valid: Tensor | None, *, output: bool | None = None) -> Prefix:
+        """Run the vision-language model on images [B, n, ...] and a trimmed prompt [B, L]."""
         if output is None:
             output = self.cfg.value_input == "vlm"
-        if self.cfg.openpi.upstream_values:
-            return self.net.prefix(
-                images,
-                tokens,
-                valid,
-                image_valid=self.processor.image_valid(len(images)),
-                output=output,
-                full_mask=True,
-            )
-        shortest, longest = torch.stack(valid.sum(1).aminmax()).tolist()
-        padding = None if shortest == longest else valid[:, :longest]
-        return self.net.prefix(images, tokens[:, :longest], padding, output=output)
+        if not self.cfg.openpi.upstream_values:
+            return self.net.prefix(images, tokens, valid, output=output)
+        # The published pooled value also reads absent cameras and padding: nothing may be trimmed.
+        missing = self.arch.max_token_len - tokens.shape[1]
+        valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+        tokens, valid = F.pad(tokens, (0, missing)), F.pad(valid, (0, missing))
+        cameras = self.processor.image_valid(len(images))
+        return self.net.prefix(images, tokens, valid, image_valid=cameras, output=output, full_mask=True)
 
     def pool(self, prefix: Prefix) -> Tensor | None:
         """The critic's view of the vision-language output, f32 [B, vlm width]."""
@@ -285,27 +317,28 @@ class Policy(policy.Policy):
 
     def _cache(self, prefix: Prefix, pooled: Tensor | None) -> dict[str, Tensor]:
         """The prefix in fixed shapes: keys and values [B, layers, G, P, E] padded to the longest prompt allowed."""
-        missing = self._prefix_length() - prefix.kv[0].k.shape[2]
-        cache = {
-            "k": F.pad(torch.stack([kv.k for kv in prefix.kv], 1), (0, 0, 0, missing)),
-            "v": F.pad(torch.stack([kv.v for kv in prefix.kv], 1), (0, 0, 0, missing)),
-        }
+        b, groups, length, width = prefix.kv[0].k.shape
+        shape = (b, len(prefix.kv), groups, self._prefix_length(), width)
+        cache = {name: prefix.kv[0].k.new_empty(shape) for name in ("k", "v")}
+        for i, kv in enumerate(prefix.kv):
+            cache["k"][:, i, :, :length], cache["v"][:, i, :, :length] = kv.k, kv.v
+        for rows in cache.values():
+            rows[..., length:, :].zero_()
         return cache if pooled is None else cache | {"pooled": pooled}
 
     def _from_cache(self, cache: dict[str, Tensor], token_valid: Tensor) -> tuple[Prefix, Tensor | None]:
         images = self._prefix_length() - self.arch.max_token_len
-        shortest, longest = torch.stack(token_valid.sum(1).aminmax()).tolist()
-        end = images + longest
+        tokens, valid = _trimmed(token_valid, token_valid)
+        end = images + tokens.shape[1]
         kv = [
             KeyValue(k, v)
             for k, v in zip(cache["k"][..., :end, :].unbind(1), cache["v"][..., :end, :].unbind(1), strict=True)
         ]
-        valid = None
-        if shortest != longest or self.cfg.openpi.upstream_values:
+        if valid is not None or self.cfg.openpi.upstream_values:
             cameras = self.processor.image_valid(len(token_valid))
             if cameras is None:
                 cameras = token_valid.new_ones(len(token_valid), images // self.arch.image_tokens)
-            valid = torch.cat((cameras.repeat_interleave(self.arch.image_tokens, 1), token_valid[:, :longest]), 1)
+            valid = torch.cat((cameras.repeat_interleave(self.arch.image_tokens, 1), tokens), 1)
         return self.net.attach(kv, valid), cache.get("pooled")
 
     def _prefix_length(self) -> int:
@@ -348,6 +381,12 @@ class Policy(policy.Policy):
     @staticmethod
     def _required(values: Tensor | None) -> Tensor:
         return cast(Tensor, values)
+
+
+def _trimmed(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
+    """[B, L] without the slots no row uses; the validity is None when every row uses all of the rest."""
+    shortest, longest = torch.stack(valid.sum(1).aminmax()).tolist()
+    return tokens[:, :longest], None if shortest == longest else valid[:, :longest]
 
 
 def _value_head(cfg: Config, arch: Architecture) -> ValueHead | StateValueHead | None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from rlinf.data.types import Observation
 from rlinf.errors import UserError
+from rlinf.models.images import resize_with_pad
 from rlinf.models.openpi import transforms
 from rlinf.models.openpi.architecture import Architecture
 from rlinf.models.openpi.config import ALL_CAMERAS, Config
@@ -32,6 +33,8 @@ class Inputs:
     token_valid: Tensor  # bool [B, L]
     state: Tensor | None  # f32 [B, D] normalised and padded; π0 only
     raw_state: Tensor | None  # f32 [B, S] un-normalised, in π's convention
+    shortest: int  # fewest valid prompt slots of a row, known without asking the device
+    longest: int
 
 
 class Processor(nn.Module):
@@ -56,12 +59,21 @@ class Processor(nn.Module):
             normal = self.state_stats.normalize(state, quantile=self.row.quantile_norm)
         tokens, valid = self.tokenizer(obs.task_descriptions, normal if self.row.discrete_state else None)
         padded = None if normal is None or self.row.pi05 else F.pad(normal, (0, self.arch.action_dim - normal.shape[1]))
-        return Inputs(self.encode_images(obs), tokens.to(self.device), valid.to(self.device), padded, state)
+        shortest, longest = torch.stack(valid.sum(1).aminmax()).tolist()
+        return Inputs(
+            images=self.encode_images(obs),
+            tokens=tokens.to(self.device),
+            token_valid=valid.to(self.device),
+            state=padded,
+            raw_state=state,
+            shortest=shortest,
+            longest=longest,
+        )
 
     def encode_images(self, obs: Observation) -> Tensor:
         """Every camera at the model's resolution, u8 [B, n, size, size, 3]."""
         size, n = self.arch.image_size, self.cfg.num_cameras
-        cameras = [transforms.resize_with_pad(obs.images.to(self.device), size)]
+        cameras = [resize_with_pad(obs.images.to(self.device), size)]
         available = 0 if obs.wrist_images is None else obs.wrist_images.shape[1]
         if n - 1 > available:
             raise UserError(
@@ -70,7 +82,7 @@ class Processor(nn.Module):
         if n > 1:
             assert obs.wrist_images is not None
             wrist = obs.wrist_images[:, : n - 1].to(self.device)
-            resized = transforms.resize_with_pad(wrist.flatten(0, 1), size)
+            resized = resize_with_pad(wrist.flatten(0, 1), size)
             cameras += resized.view(len(wrist), n - 1, *resized.shape[1:]).unbind(1)
         if self.cfg.openpi.upstream_values:  # its pooled value also read the absent cameras, as black images
             cameras += [torch.zeros_like(cameras[0])] * (ALL_CAMERAS - n)
@@ -111,8 +123,8 @@ class Processor(nn.Module):
         relative = self._to_model(actions[:, None], states)[:, 0]
         self.action_stats = Statistics.fit(relative, floor=ACTION_STD_FLOOR).to(self.device)
 
-    def set_statistics(self, stats: dict[str, Statistics]) -> None:
-        """Statistics read from a checkpoint; columns must fit the configuration."""
+    def check_statistics(self, stats: dict[str, Statistics]) -> None:
+        """Statistics read from a checkpoint must have the columns this configuration reads."""
         wanted = {"state": self.cfg.state_dim, "actions": self.cfg.action_dim}
         for key, columns in wanted.items():
             have = stats[key].mean.shape[0]
@@ -120,6 +132,9 @@ class Processor(nn.Module):
                 raise UserError(
                     f"norm_stats.json has {have} {key} columns, {self.cfg.openpi.config_name} needs {columns}"
                 )
+
+    def set_statistics(self, stats: dict[str, Statistics]) -> None:
+        """Normalise by statistics that `check_statistics` passed; columns nobody reads are dropped."""
         self.state_stats = stats["state"].first(self.cfg.state_dim).to(self.device)
         self.action_stats = stats["actions"].first(self.cfg.action_dim).to(self.device)
 

@@ -13,7 +13,7 @@ import torch
 from rlinf.models.openpi import flow
 from rlinf.models.openpi.config import NoiseMethod
 from rlinf.models.openpi.heads import NoiseHead
-from rlinf.models.openpi.model import PiNet, Prefix
+from rlinf.models.openpi.model import PiNet, Prefix, Times
 
 Tensor = torch.Tensor
 
@@ -35,6 +35,16 @@ class Chain:
     x: Tensor  # [B, N + 1, H, D], noise first
     logprobs: Tensor  # [B, H, D]; zeros for the ODE
     features: Tensor  # expert output at every step [B, N, H, W]
+
+
+@dataclass(frozen=True)
+class _Path:
+    """Everything met while denoising."""
+
+    x: Tensor  # [B, N + 1, H, D]
+    velocity: Tensor  # [B, N, H, D]
+    std: Tensor | None  # [B, N, H, D], where it is learned
+    features: Tensor  # [B, N, H, W]
 
 
 @dataclass(frozen=True)
@@ -62,23 +72,35 @@ class Sampler:
         """Steps a single stochastic step may be drawn from; the last one of flow_cps has no noise."""
         return self.num_steps - (ignore_last or self.method == "flow_cps")
 
-    def transition(self, prefix: Prefix, state: Tensor | None, x: Tensor, index: Tensor) -> Transition:
-        """The stochastic step `index` i64 [B] at x [B, H, D]."""
-        weights = flow.step_weights(self.method, self.num_steps, self.noise_level, x.device)
-        features = self.net.suffix(prefix, state, x, weights.t[index])
+    def times(self, device: torch.device) -> Times:
+        """What the network reads of this schedule's N times."""
+        return self.net.times(flow.step_weights("flow_ode", self.num_steps, 0.0, device).t)
+
+    def transition(
+        self, prefix: Prefix, state: Tensor | None, x: Tensor, index: Tensor | slice, times: Times
+    ) -> Transition:
+        """The stochastic step at x [B, H, D]: one `index` i64 [B] per row, or a slice of one step for all rows."""
+        weights = self._weights(x.device).at(index)
+        features = self.net.suffix(prefix, state, x, times.at(index))
         velocity = self.net.velocity(features)
-        mean = flow.step_mean(weights, x, velocity, index)
+        mean = flow.step_mean(weights, x, velocity)
         if self.noise_head is None:
-            std = weights.std[index][:, None, None].expand_as(mean)
+            std = weights.std.expand_as(mean)
         else:
             std = self.noise_head(features)
         return Transition(mean, std, velocity, features)
 
+    @torch.no_grad()
     def ode(self, prefix: Prefix, state: Tensor | None, noise: Tensor) -> Chain:
         """The deterministic path from `noise` [B, H, D]."""
-        never = torch.full((noise.shape[0],), -1, device=noise.device)
-        return self._walk(prefix, state, noise, lambda i: noise, lambda i: never == i)
+        weights = flow.step_weights("flow_ode", self.num_steps, 0.0, noise.device)
+        path = self._walk(
+            prefix, state, noise, weights.where(torch.ones_like(noise[:, :1, 0], dtype=torch.bool), weights)
+        )
+        logprobs = self._noise_logprob(noise) / (self.num_steps + 1) if self.joint else torch.zeros_like(noise)
+        return Chain(path.x, logprobs, path.features)
 
+    @torch.no_grad()
     def sample(
         self, prefix: Prefix, state: Tensor | None, noise: Tensor, draw: Callable[[int], Tensor], index: Tensor | None
     ) -> Chain:
@@ -86,21 +108,30 @@ class Sampler:
 
         With `joint`, every step is stochastic and `index` is not read.
         """
+        n, device = self.num_steps, noise.device
+        mine, ode = self._weights(device), flow.step_weights("flow_ode", n, 0.0, device)
         if self.joint:
-            everywhere = torch.ones(noise.shape[0], dtype=torch.bool, device=noise.device)
-            return self._walk(prefix, state, noise, draw, lambda i: everywhere)
-        assert index is not None
-        return self._walk(prefix, state, noise, draw, lambda i: index == i)
+            chosen = torch.ones(len(noise), n, dtype=torch.bool, device=device)
+        else:
+            assert index is not None
+            chosen = index[:, None] == torch.arange(n, device=device)
+        path = self._walk(prefix, state, noise, mine.where(chosen, ode), chosen, draw)
+        if self.joint:
+            steps = [self._logprob_of(path, slice(i, i + 1)) for i in range(n)]
+            # The published joint log-prob is the mean over the initial noise and all steps, not their sum.
+            return Chain(path.x, torch.stack([self._noise_logprob(noise), *steps]).mean(0), path.features)
+        return Chain(path.x, self._logprob_of(path, index), path.features)
 
     def score(self, prefix: Prefix, state: Tensor | None, x: Tensor, index: Tensor | None) -> Score:
         """Log-probs of stored points: x [B, 2, H, D] around step `index` [B], or, jointly, [B, N + 1, H, D]."""
+        times = self.times(x.device)
         if not self.joint:
             assert index is not None
-            step = self.transition(prefix, state, x[:, 0], index)
+            step = self.transition(prefix, state, x[:, 0], index, times)
             return Score(self._logprob(x[:, 1], step.mean, step.std), self._entropy(step.std), step.features[:, None])
         logprobs, entropy, features = [self._noise_logprob(x[:, 0])], [self._entropy(torch.ones_like(x[:, 0]))], []
         for i in range(self.num_steps):
-            step = self.transition(prefix, state, x[:, i], self._index(x, i))
+            step = self.transition(prefix, state, x[:, i], slice(i, i + 1), times)
             logprobs.append(self._logprob(x[:, i + 1], step.mean, step.std))
             entropy.append(self._entropy(step.std))
             features.append(step.features)
@@ -112,27 +143,48 @@ class Sampler:
         prefix: Prefix,
         state: Tensor | None,
         noise: Tensor,
-        draw: Callable[[int], Tensor],
-        stochastic: Callable[[int], Tensor],
-    ) -> Chain:
-        ode = flow.step_weights("flow_ode", self.num_steps, 0.0, noise.device)
-        xs, features = [noise], []
-        logprobs = self._noise_logprob(noise) if self.joint else torch.zeros_like(noise)
+        weights: flow.Weights,
+        chosen: Tensor | None = None,
+        draw: Callable[[int], Tensor] | None = None,
+    ) -> _Path:
+        """Denoise with weights [B, N]; rows add noise at their `chosen` steps, bool [B, N]."""
+        times, prefix = self.times(noise.device), prefix.with_room(len(self.net.suffix_starts()))
+        xs, velocities, stds, features = [noise], [], [], []
         for i in range(self.num_steps):
-            x, index = xs[-1], self._index(noise, i)
-            step = self.transition(prefix, state, x, index)
-            chosen = stochastic(i)[:, None, None]
-            mean = torch.where(chosen, step.mean, flow.step_mean(ode, x, step.velocity, index))
-            std = torch.where(chosen, step.std, torch.zeros_like(step.std))
-            xs.append(mean + std * draw(i))
-            logprobs = logprobs + torch.where(chosen, self._logprob(xs[-1], mean, std), torch.zeros_like(x))
-            features.append(step.features)
-        if self.joint:
-            logprobs = logprobs / (self.num_steps + 1)
-        return Chain(torch.stack(xs, 1), logprobs, torch.stack(features, 1))
+            step = flow.Weights(*(c[:, i, None, None] for c in weights))
+            features.append(self.net.suffix(prefix, state, xs[-1], times.at(slice(i, i + 1))))
+            velocities.append(self.net.velocity(features[-1]))
+            x, std = flow.step_mean(step, xs[-1], velocities[-1]), step.std
+            if self.noise_head is not None:
+                std = self.noise_head(features[-1])
+                stds.append(std)
+            if draw is not None and chosen is not None:
+                used = std if self.noise_head is None else std * chosen[:, i, None, None]
+                x = torch.addcmul(x, used, draw(i))
+            xs.append(x)
+        return _Path(
+            x=torch.stack(xs, 1),
+            velocity=torch.stack(velocities, 1),
+            std=torch.stack(stds, 1) if stds else None,
+            features=torch.stack(features, 1),
+        )
 
-    def _index(self, like: Tensor, i: int) -> Tensor:
-        return torch.full((like.shape[0],), i, device=like.device)
+    def _logprob_of(self, path: _Path, index: Tensor | slice | None) -> Tensor:
+        """Log-prob [B, H, D] of one step of a sampled path: a step per row i64 [B], or a slice of one for all."""
+        assert index is not None
+        weights = self._weights(path.x.device).at(index)
+
+        def pick(steps: Tensor, offset: int = 0) -> Tensor:
+            if isinstance(index, slice):
+                return steps[:, index.start + offset]
+            return steps[torch.arange(len(steps), device=steps.device), index + offset]
+
+        mean = flow.step_mean(weights, pick(path.x), pick(path.velocity))
+        std = weights.std.expand_as(mean) if path.std is None else pick(path.std)
+        return self._logprob(pick(path.x, 1), mean, std)
+
+    def _weights(self, device: torch.device) -> flow.Weights:
+        return flow.step_weights(self.method, self.num_steps, self.noise_level, device)
 
     def _logprob(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         return flow.logprob(x, mean, std, squared_error=self.squared_error)

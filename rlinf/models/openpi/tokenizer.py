@@ -7,15 +7,15 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-import sentencepiece
 import torch
 
-from rlinf.errors import UserError
+from rlinf.models import tokenizers
 from rlinf.models.openpi.transforms import clean_prompt, state_prompt
+from rlinf.models.tokenizers import BUNDLED, FILE
+
+__all__ = ["BUNDLED", "FILE", "PromptTokenizer", "find_tokenizer", "load_tokenizer"]
 
 Tensor = torch.Tensor
-FILE = "tokenizer.model"
-BUNDLED = Path(__file__).parent / "assets" / "tokenizer_compact.model"
 
 
 class PromptTokenizer:
@@ -49,18 +49,10 @@ class PromptTokenizer:
 
 def load_tokenizer(path: Path, *, max_len: int, vocab_size: int) -> PromptTokenizer:
     """A sentencepiece model file as a tokenizer whose ids fit the embedding table."""
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    if pieces.vocab_size() > vocab_size:
-        raise UserError(f"{path} has {pieces.vocab_size()} pieces, the model embeds {vocab_size}: wrong tokenizer file")
+    pieces = tokenizers.load_pieces(path, vocab_size=vocab_size)
     return PromptTokenizer(lambda text, bos: pieces.encode(text, add_bos=bos), max_len=max_len)
 
 
 def find_tokenizer(folder: Path | None, *, size: str) -> Path:
-    """The checkpoint's own tokenizer.model; the small sizes and random weights fall back to the bundled one."""
-    if folder is not None:
-        found = next((p for p in (folder / FILE, folder / "paligemma_tokenizer.model") if p.is_file()), None)
-        if found is not None:
-            return found
-        if size == "base":
-            raise UserError(f"{folder} has no {FILE}; copy PaliGemma's sentencepiece model there")
-    return BUNDLED
+    """The checkpoint's own file, or the bundled one."""
+    return tokenizers.find_tokenizer(folder, size=size, family="PaliGemma", names=(FILE, "paligemma_tokenizer.model"))

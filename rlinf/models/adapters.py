@@ -1,0 +1,122 @@
+"""Torch-free description of LoRA adapters: how large they are, which layers get them, how many numbers that makes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from rlinf.errors import UserError
+from rlinf.models.config import ModelConfig
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+ALL_LINEAR = "all-linear"
+# What other kinds of LoRA set in adapter_config.json, and the values that leave it the plain kind.
+_PLAIN: dict[str, tuple] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    **dict.fromkeys(("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out"), (None, False)),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern", "modules_to_save", "target_parameters"), (None, {}, [])),
+    **dict.fromkeys(("layers_to_transform", "layer_replication", "trainable_token_indices"), (None, {}, [])),
+    **dict.fromkeys(("exclude_modules", "alora_invocation_tokens", "arrow_config"), (None, [])),
+}
+
+
+class Layer(NamedTuple):
+    """A layer that can be adapted, by its published name."""
+
+    name: str
+    inputs: int  # columns of its weight, flattened
+    outputs: int
+    linear: bool = True  # False: a convolution, which `all-linear` leaves alone
+
+
+@dataclass(frozen=True)
+class AdapterSetting:
+    """Rank, scale and targets of a set of adapters."""
+
+    rank: int
+    alpha: int
+    dropout: float
+    targets: tuple[str, ...] | None  # names or endings of layers; None: every linear layer
+    pattern: str | None = None  # a regular expression for whole names instead of `targets`
+    folder: Path | None = None  # where the adapters themselves lie; None: they start fresh
+
+    @classmethod
+    def of(cls, cfg: ModelConfig) -> Self:
+        """The adapters of a model block: those that `model_path` or `lora_path` hold, else fresh ones."""
+        for path in (cfg.model_path, cfg.lora_path):
+            if path is not None and has_adapters(folder := Path(path).expanduser()):
+                return cls.read(folder)
+        if cfg.lora_rank < 1:
+            raise UserError(f"actor.model.lora_rank={cfg.lora_rank} must be at least 1")
+        if not 0.0 <= cfg.lora_dropout < 1.0:
+            raise UserError(f"actor.model.lora_dropout={cfg.lora_dropout} must lie in [0, 1)")
+        names = (cfg.lora_targets,) if isinstance(cfg.lora_targets, str) else tuple(cfg.lora_targets)
+        alpha = cfg.lora_rank if cfg.lora_alpha is None else cfg.lora_alpha
+        return cls(cfg.lora_rank, alpha, cfg.lora_dropout, None if names == (ALL_LINEAR,) else names)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """What the adapter_config.json of `folder` says; kinds of LoRA that are not the plain one are refused."""
+        path = folder / CONFIG_FILE
+        content = read_config(folder)
+        for key, plain in _PLAIN.items():
+            if content.get(key, plain[0]) not in plain:
+                raise UserError(f"{path}: {key}={content[key]!r} is not supported; only plain LoRA is")
+        try:
+            rank, alpha, targets = int(content["r"]), content["lora_alpha"], content["target_modules"]
+            dropout = float(content.get("lora_dropout", 0.0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path} lacks a usable r, lora_alpha or target_modules ({error})") from error
+        if isinstance(targets, str):
+            everything = targets == ALL_LINEAR
+            return cls(rank, alpha, dropout, None, None if everything else targets, folder)
+        return cls(rank, alpha, dropout, tuple(targets), None, folder)
+
+    def selects(self, layer: Layer) -> bool:
+        """Whether this layer gets adapters."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, layer.name) is not None
+        if self.targets is None:
+            return layer.linear
+        return layer.name in self.targets or layer.name.endswith(tuple(f".{t}" for t in self.targets))
+
+    def chosen(self, layers: Iterable[Layer]) -> list[Layer]:
+        """The layers that get adapters; a target that names none of them is an error."""
+        layers = list(layers)
+        chosen = [layer for layer in layers if self.selects(layer)]
+        lost = [t for t in self.targets or () if not any(n == t or n.endswith(f".{t}") for n, *_ in chosen)]
+        if chosen and (self.folder is not None or not lost):
+            return chosen
+        endings = sorted({layer.name.rpartition(".")[2] for layer in layers})
+        wanted = self.pattern or ", ".join(lost) or ALL_LINEAR
+        near = [m for t in lost for m in difflib.get_close_matches(t, endings, 1)]
+        key = "actor.model.lora_targets" if self.folder is None else f"{self.folder / CONFIG_FILE}: target_modules"
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"{key}: {wanted} names no layer of this model{hint} (endings: {', '.join(endings)})")
+
+    def num_parameters(self, layers: Iterable[Layer]) -> int:
+        """Numbers in the adapters of these layers."""
+        return sum(self.rank * (layer.inputs + layer.outputs) for layer in self.chosen(layers))
+
+
+def has_adapters(folder: Path) -> bool:
+    """Whether a policy folder keeps its training result as adapters."""
+    return (folder / CONFIG_FILE).is_file()
+
+
+def read_config(folder: Path) -> dict:
+    """The content of a folder's adapter_config.json."""
+    path = folder / CONFIG_FILE
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold a table of settings")
+    return content

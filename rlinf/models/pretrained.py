@@ -1,0 +1,162 @@
+"""Saving and loading that all policies share: full weights, or adapters beside a base that stays where it is.
+
+A folder with adapters holds adapter_config.json and adapter_model.safetensors (peft's layout), heads.safetensors, and
+model.safetensors with the base itself only when no other folder has it. Loading checks everything before it copies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from rlinf.errors import UserError
+from rlinf.models import lora
+from rlinf.models.adapters import CONFIG_FILE, has_adapters, read_config
+from rlinf.models.checkpoint import Rename, Transfer, plain_targets, prepare, save_weights
+from rlinf.models.config import ModelConfig
+from rlinf.models.policy import Policy
+
+Tensor = torch.Tensor
+HEADS_FILE = "heads.safetensors"
+SETTINGS = "rlinf"  # entry of config.json: the model block the policy was built with
+
+
+class PretrainedPolicy(Policy):
+    """A policy made of a network, `self.net`, and small parts beside it whose names start with one of `heads`."""
+
+    cfg: ModelConfig
+    net: nn.Module
+    heads: tuple[str, ...] = ("value_head.",)  # an imitation checkpoint lacks them
+    base_folder: Path | None = None  # where the weights under the adapters were taken from, if they can be again
+
+    # ------------------------------------------------------------------ what a model adds
+    def published_names(self) -> Rename:
+        """From any published name to this policy's (without LoRA); None for a tensor it does not need."""
+        raise NotImplementedError
+
+    def config_json(self) -> dict[str, Any]:
+        """What config.json says of the model."""
+        raise NotImplementedError
+
+    def save_extras(self, folder: Path) -> None:
+        """Write statistics and tokenizer."""
+        raise NotImplementedError
+
+    def prepare_extras(self, folder: Path) -> Callable[[], None]:
+        """Read and check statistics and whatever else is not weights; the function returned takes them over."""
+        raise NotImplementedError
+
+    def side_files(self, folder: Path) -> Sequence[tuple[Path, str]]:
+        """Files that hold weights besides the usual ones, each with the prefix of its names; they win over those."""
+        return ()
+
+    # ------------------------------------------------------------------ adapters
+    def attach_adapters(self, seed: int, *, frozen: tuple[str, ...] = ()) -> None:
+        """LoRA as the config says, on a network that has its device and dtypes; layers below `frozen` get none."""
+        generator = torch.Generator().manual_seed(seed)
+        lora.attach(self.net, self.cfg, generator, frozen=frozen, rename=self._net_names())
+        self.eval()  # dropout is for imitation: RL must score an action as it was sampled
+
+    # ------------------------------------------------------------------ out
+    def save_pretrained(self, folder: Path) -> None:
+        """Write what `load_pretrained` reads: full weights, or adapters and heads where the base lies elsewhere."""
+        if not self.cfg.is_lora:
+            self.export(folder)
+            return
+        self._save_settings(folder, is_lora=True)
+        base = None if self.base_folder is None else str(self.base_folder)
+        lora.save_adapters(self.net, folder, base)
+        if base is None:
+            save_weights(lora.base_state(self.net), folder)
+        heads = {name: tensor.detach().contiguous().cpu() for name, tensor in self._head_tensors().items()}
+        if heads:
+            save_file(heads, folder / HEADS_FILE, metadata={"format": "pt"})
+
+    def export(self, folder: Path) -> None:
+        """Write a plain checkpoint in HF layout, adapters merged into the weights."""
+        self._save_settings(folder, is_lora=False)
+        save_weights(lora.merged_state(self.net) | self._head_tensors(), folder)
+
+    def _save_settings(self, folder: Path, *, is_lora: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save_extras(folder)
+        settings = asdict(replace(self.cfg, model_path=None, lora_path=None, is_lora=is_lora))
+        content = self.config_json() | {SETTINGS: settings}
+        (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n")
+
+    # ------------------------------------------------------------------ in
+    def load_pretrained(self, folder: Path) -> None:
+        """Take weights and statistics of a folder; one that does not fit changes nothing."""
+        take_extras = self.prepare_extras(folder)
+        self._load(folder)
+        take_extras()
+
+    def load_weights(self, file: Path) -> None:
+        """Take the weights of a file or folder; a head it lacks altogether keeps its own."""
+        self._load(file)
+
+    def _load(self, source: Path) -> None:
+        if has_adapters(source):
+            transfers, base = self._prepare_adapted(source)
+        else:
+            side = self.side_files(source) if source.is_dir() else ()
+            transfers, base = [self._prepare(source, side)], source.absolute() if source.is_dir() else None
+        for transfer in transfers:
+            transfer.run()
+        self.base_folder = base
+
+    def _prepare(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> Transfer:
+        names = self.published_names()
+        return prepare(plain_targets(self), source, rename=names, optional=self.heads, side=side)
+
+    def _prepare_adapted(self, folder: Path) -> tuple[list[Transfer], Path | None]:
+        """Base, heads and adapters of a folder that `save_pretrained` wrote; and where the base can be found again."""
+        if not self.cfg.is_lora:
+            raise UserError(
+                f"{folder} holds LoRA adapters: set actor.model.is_lora=True, or merge them with `rlinf export`"
+            )
+        base = _base_of(folder)
+        transfers = []
+        if base is None:
+            transfers.append(self._prepare(folder))
+        elif base != self.base_folder:  # frozen weights that are already here need not be read again
+            transfers.append(self._prepare(base, self.side_files(base)))
+        if (folder / HEADS_FILE).is_file():
+            targets = self._head_tensors()
+            transfers.append(prepare(targets, folder / HEADS_FILE, rename=self.published_names(), optional=self.heads))
+        transfers.append(lora.prepare_adapters(self.net, folder, rename=self._net_names()))
+        return transfers, base
+
+    def _head_tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(self.heads)}
+
+    def _net_names(self) -> Rename:
+        names = self.published_names()
+
+        def rename(name: str) -> str | None:
+            own = names(name)
+            return None if own is None else own.removeprefix("net.")
+
+        return rename
+
+
+def _base_of(folder: Path) -> Path | None:
+    """The folder of the weights under a folder's adapters; None when they lie in the same one."""
+    recorded = read_config(folder).get("base_model_name_or_path")
+    if not recorded:
+        return None
+    base = Path(recorded).expanduser()
+    if not base.is_dir():
+        raise UserError(
+            f"{folder / CONFIG_FILE}: base_model_name_or_path={recorded} is not a folder here, and the adapters need "
+            "it; write its new place there, or set actor.model.model_path to the base and actor.model.lora_path to "
+            f"{folder}"
+        )
+    return base
