@@ -70,5 +70,8 @@ echo "torch"
 echo "rlinf with $model and $env"
 "${pip[@]}" -e '.[datasets,video,tensorboard]' -r "$model_file" -r "$env_file"
 
+# What pip cannot bring: the files a simulator reads.
+if [[ -f requirements/envs/$env.sh ]]; then bash "requirements/envs/$env.sh"; fi
+
 echo "done; use it with:  source $venv/bin/activate"
 echo "check it with:      $venv/bin/rlinf doctor"

@@ -48,10 +48,10 @@ class Episode:
         """What is being played, for an error message; empty when nothing is."""
         return "" if self.waiting else f"env {self.env_id} task {self.task or '(starting)'} reset id {self.reset_id}"
 
-    def caption(self, steps_ago: int, reward: float, solved: bool) -> list[str]:
+    def caption(self, title: str, steps_ago: int, reward: float, solved: bool) -> list[str]:
         """Two lines for the video."""
         line = f"step {self.elapsed - steps_ago} r {reward:.1f}"
-        return [self.task, f"{line} success" if solved else line]
+        return [title, f"{line} success" if solved else line]
 
     def record(self, suite: str, seed: int) -> EpisodeRecord:
         """What is kept of the episode."""

@@ -1,18 +1,20 @@
-"""Play scripted experts in simulator processes: the raw material of demonstrations."""
+"""Play scripted experts in simulator processes: the raw material of demonstrations, and how good the experts are."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rlinf.config.schema import EnvConfig
+from rlinf.data.types import EpisodeRecord
 from rlinf.envs.fleet import scene_arrays
 from rlinf.envs.sim.base import EnvSpec
-from rlinf.envs.spec import env_options, find_simulator
+from rlinf.envs.spec import env_options, env_spec, eval_trials, find_simulator
 from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
+from rlinf.envs.vec import VecEnv
 from rlinf.errors import SimulatorError, UserError
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
@@ -61,8 +63,7 @@ class DemoPlayer:
     """
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, num_processes: int = 0) -> None:
-        if "Expert" not in vars(find_simulator(cfg.env_type)):
-            raise UserError(f"simulator {cfg.env_type!r} has no scripted expert to collect demonstrations with")
+        check_expert(cfg)
         layout = scene_arrays(spec, 1, 1, 0, False)
         layout |= {
             "demo_images": ("uint8", (PIECE, *spec.image_size, 3)),
@@ -142,6 +143,38 @@ class DemoPlayer:
                 raise SimulatorError(f"a demonstration failed in simulator process {process.name}:\n{reply.failed[0]}")
             replies[process] = reply.replies[0]
         return replies
+
+
+def check_expert(cfg: EnvConfig) -> None:
+    """Refuse a simulator without a scripted expert."""
+    if "Expert" not in vars(find_simulator(cfg.env_type)):
+        raise UserError(f"simulator {cfg.env_type!r} has no scripted expert")
+
+
+def play_trials(cfg: EnvConfig, *, seed: int) -> list[EpisodeRecord]:
+    """The held-out trials of an evaluation, played by the expert; images are drawn now and then, and not looked at."""
+    check_expert(cfg)
+    spec = env_spec(cfg, "env.eval")
+    trials = eval_trials(cfg, spec)
+    num_envs = min(cfg.total_num_envs, len(trials))
+    env = VecEnv(
+        replace(cfg, total_num_envs=num_envs),
+        spec,
+        num_envs=num_envs,
+        first_env=0,
+        mode="eval",
+        chunk_size=PIECE,
+        seed=seed,
+        trials=trials,
+    )
+    records: list[EpisodeRecord] = []
+    try:
+        env.reset()
+        while not env.done:
+            records += env.chunk_step(None).episodes
+    finally:
+        env.close()
+    return sorted(records, key=lambda record: trials.index(record.reset_id))
 
 
 def _join(run: _Running, success: bool) -> Demo:

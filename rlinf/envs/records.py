@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf.data.types import EpisodeRecord
-from rlinf.metrics.names import task_metric
+from rlinf.metrics.names import episode_metric, task_metric
 from rlinf.metrics.stats import Rate
 
 
@@ -32,6 +32,19 @@ def group_rates(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[
     return {name: rate for name, rate in rates.items() if rate.trials}
 
 
+def own_metrics(records: Sequence[EpisodeRecord]) -> dict[str, Rate | float]:
+    """What the simulator itself measures under names of metrics/names.py: shares with counts, else means.
+
+    CALVIN: subtasks solved in a row, the share of episodes with at least k, the success of each subtask that was tried.
+    """
+    found: dict[str, Rate | float] = {}
+    for name in dict.fromkeys(name for r in records for name in r.extra):
+        values, row = [r.extra[name] for r in records if name in r.extra], episode_metric(name)
+        if row is not None:
+            found[name] = Rate.of(v > 0 for v in values) if row.unit == "share" else sum(values) / len(values)
+    return found
+
+
 def per_task(records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
     """Episodes by task, tasks in alphabetical order."""
     return {task: [r for r in records if r.task == task] for task in sorted({r.task for r in records})}
@@ -49,5 +62,5 @@ def _means(records: Sequence[EpisodeRecord]) -> dict[str, float]:
     }
     for name in sorted({name for r in records for name in r.extra}):
         values = [r.extra[name] for r in records if name in r.extra]
-        metrics[f"extra/{name}"] = sum(values) / len(values)
+        metrics[name if episode_metric(name) else f"extra/{name}"] = sum(values) / len(values)
     return metrics

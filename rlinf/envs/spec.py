@@ -62,7 +62,13 @@ def env_options(cfg: EnvConfig, where: str = "env.train") -> Any:
 
 def env_spec(cfg: EnvConfig, where: str = "env.train") -> EnvSpec:
     """The shape of the configured suite, without starting the simulator."""
-    return find_simulator(cfg.env_type).spec(env_options(cfg, where))
+    spec = find_simulator(cfg.env_type).spec(env_options(cfg, where))
+    if cfg.max_episode_steps < spec.min_episode_steps:
+        raise UserError(
+            f"{where}.max_episode_steps={cfg.max_episode_steps} must be at least {spec.min_episode_steps}: "
+            f"an episode of {spec.suite} may last that long with these init_params"
+        )
+    return spec
 
 
 def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:

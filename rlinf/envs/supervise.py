@@ -119,6 +119,9 @@ class SimProcess:
                 f"simulator {self._simulator!r} needs the Python package {reply['missing_module']!r} in "
                 f"{self._python or sys.executable}; pip install -r requirements/envs/{self._simulator}.txt"
             )
+        if "absent" in reply:
+            self.kill()
+            raise NotInstalledError(f"simulator {self._simulator!r}: {reply['absent']}")
         if "setup" in reply:
             self.kill()
             raise UserError(f"simulator {self._simulator!r}: {reply['setup']}")

@@ -97,21 +97,23 @@ class VecEnv:
         self._begin_episodes(range(self.num_envs), whole_groups=self.mode == "train")
         if self._video is not None:
             rows = range(self._num_recorded)
-            self._video.write(
-                list(self._fleet.gather("images", rows)), [self._episodes[r].caption(0, 0.0, False) for r in rows]
-            )
+            self._video.write(list(self._fleet.gather("images", rows)), [self._caption(r, 0, 0.0, False) for r in rows])
         return self._step(self._observation())
 
-    def chunk_step(self, actions: Tensor) -> EnvStep:
-        """Execute actions f32 [B, C, A_env]; rows that wait are not simulated and come back with valid=False."""
-        actions = actions.to("cpu", torch.float32)
-        self._check_actions(actions)
+    def chunk_step(self, actions: Tensor | None) -> EnvStep:
+        """Execute actions f32 [B, C, A_env]; rows that wait are not simulated and come back with valid=False.
+
+        None leaves the actions to the simulator's scripted expert.
+        """
+        if actions is not None:
+            actions = actions.to("cpu", torch.float32)
+            self._check_actions(actions)
         B, C = self.num_envs, self.chunk_size
         rewards = np.zeros((B, C), np.float32)
         terminated, truncated, valid = (np.zeros((B, C), bool) for _ in range(3))
         records: list[EpisodeRecord] = []
         ended: list[int] = []
-        replies, lost = self._play(actions.numpy())
+        replies, lost = self._play(None if actions is None else actions.numpy())
         for row, reply in replies.items():
             episode, steps = self._episodes[row], int(reply["steps"])
             success = self._fleet.array(row, "success")[:steps]
@@ -120,8 +122,9 @@ class VecEnv:
                 steps = int(np.argmax(ends)) + 1
                 terminated[row, steps - 1] = True
             levels = [self.cfg.reward_coef * float(x) for x in self._fleet.array(row, "rewards")[:steps]]
-            rewards[row, :steps] = episode.advance(levels, success[:steps].tolist(), relative=self.cfg.use_rel_reward)
-            episode.extra = reply["info"]
+            relative = self.cfg.use_rel_reward and not self.spec.pays_events
+            rewards[row, :steps] = episode.advance(levels, success[:steps].tolist(), relative=relative)
+            episode.extra, episode.description = reply["info"], reply["description"]
             valid[row, :steps] = True
             # a success on the last allowed step is a success: the two flags never coincide
             truncated[row, steps - 1] = episode.elapsed >= self.cfg.max_episode_steps and not terminated[row, steps - 1]
@@ -214,19 +217,20 @@ class VecEnv:
         for episode in self._episodes:
             episode.on_stage = False
 
-    def _play(self, actions: np.ndarray) -> tuple[dict[int, dict[str, Any]], set[int]]:
+    def _play(self, actions: np.ndarray | None) -> tuple[dict[int, dict[str, Any]], set[int]]:
         """Send the chunk to the running rows; returns their replies, and the rows whose episode was lost."""
         work: dict[int, dict[str, Any]] = {}
         for row, episode in enumerate(self._episodes):
             if episode.waiting:
                 continue
-            self._fleet.array(row, "actions")[:] = actions[row]
+            if actions is not None:
+                self._fleet.array(row, "actions")[:] = actions[row]
             work[row] = {
                 "steps": min(self.chunk_size, self.cfg.max_episode_steps - episode.elapsed),
                 "stop": not self.cfg.ignore_terminations,
                 "record": row < self._num_recorded,
             }
-        replies, gone = self._fleet.command("chunk", work)
+        replies, gone = self._fleet.command("chunk" if actions is not None else "expert_chunk", work)
         lost = self._lose(gone)
         return {row: reply for row, reply in replies.items() if row not in lost}, lost
 
@@ -286,6 +290,14 @@ class VecEnv:
                     f"action of env {episode.env_id} is not finite: {actions[row, step, dim].item()} in column {dim} "
                     f"({self.spec.action_names[dim]}) at step {episode.elapsed + step} of reset id {episode.reset_id}"
                 )
+        if self.spec.gripper == "sign":
+            for row, step in (actions[..., -1] == 0).nonzero().tolist():
+                episode = self._episodes[row]
+                if not episode.waiting:
+                    raise UserError(
+                        f"gripper action of env {episode.env_id} is 0 at step {episode.elapsed + step} of reset id "
+                        f"{episode.reset_id}: it must be above 0 (open) or below (closed)"
+                    )
 
     def _step(self, obs: Observation) -> EnvStep:
         """An EnvStep that carries an observation and nothing else."""
@@ -329,5 +341,11 @@ class VecEnv:
                 if t < played:
                     solved = bool(self._fleet.array(row, "success")[: t + 1].any())
                     frames[row] = self._fleet.array(row, "frames")[t]
-                    captions[row] = self._episodes[row].caption(played - 1 - t, float(rewards[row, t]), solved)
+                    captions[row] = self._caption(row, played - 1 - t, float(rewards[row, t]), solved)
             self._video.write(frames, captions)
+
+    def _caption(self, row: int, steps_ago: int, reward: float, solved: bool) -> list[str]:
+        """Two lines for the video; of a chain, the instruction that is being followed."""
+        episode = self._episodes[row]
+        title = episode.task if episode.task in self.spec.tasks else episode.description
+        return episode.caption(title, steps_ago, reward, solved)

@@ -203,6 +203,22 @@ def find_metric(name: str) -> Metric:
     raise ValueError(f"metric {name!r} is not in rlinf/metrics/names.py; nearest is {near!r}")
 
 
+def episode_metric(name: str) -> Metric | None:
+    """The row of `env/<name>` and `eval/<name>`, where there is one."""
+    rows = [f"{prefix}/{name}" for prefix in ("env", "eval")]
+    return find_metric(rows[1]) if all(_is_documented(row) for row in rows) else None
+
+
+def guide_name(name: str) -> str:
+    """What the guides call an episode metric: its alias where it has one."""
+    row = episode_metric(name)
+    return row.aliases[0].removeprefix("eval/") if row is not None and row.aliases else name
+
+
+def _is_documented(name: str) -> bool:
+    return ("<" not in name and name in METRICS) or any(pattern.fullmatch(name) for pattern, _ in _FAMILIES)
+
+
 def expand(metrics: Mapping[str, float]) -> dict[str, float]:
     """`metrics` followed by their aliases; refuses a name that no row documents."""
     aliases = {alias: value for name, value in metrics.items() for alias in find_metric(name).aliases}

@@ -50,6 +50,7 @@ class Evaluation:
     path: Path
     step: int | None
     episodes: list[dict[str, Any]]
+    rates: dict[str, Rate]  # shares the simulator itself measures: subtasks of a chain
 
 
 def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
@@ -92,7 +93,8 @@ def _read_evaluations(run_dir: Path) -> list[Evaluation]:
     found = []
     for path in [*run_dir.glob("eval/step_*.json"), *run_dir.glob("eval_*.json")]:
         data = json.loads(path.read_text())
-        found.append(Evaluation(path, data.get("step"), data["episodes"]))
+        rates = {name: Rate(rate["successes"], rate["trials"]) for name, rate in data.get("rates", {}).items()}
+        found.append(Evaluation(path, data.get("step"), data["episodes"], rates))
     return sorted(found, key=lambda e: (e.step is None, e.step or 0, e.path.name))
 
 
@@ -159,6 +161,10 @@ def _evaluations(evaluations: Sequence[Evaluation], out: Path) -> list[str]:
     if len(tasks) > 1:
         by_task = {escape(task): [e for e in last.episodes if e["task"] == task] for task in tasks}
         parts += [f"<h2>By task, {escape(last.path.name)}</h2>", _episode_table("task", by_task)]
+    if last.rates:
+        counts = "".join(f"<tr><td>{escape(name)}</td><td>{rate}</td></tr>" for name, rate in last.rates.items())
+        parts.append(f"<h2>The simulator's own measures, {escape(last.path.name)}</h2>")
+        parts.append(f"<table><tr><th>measure</th><th>episodes</th></tr>{counts}</table>")
     return parts
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.records import group_rates, summarise
+from rlinf.envs.records import group_rates, own_metrics, summarise
 from rlinf.errors import UserError
 from rlinf.metrics.console import RunConsole
 from rlinf.metrics.loggers import MetricLogger, check_backends
+from rlinf.metrics.names import expand, guide_name
 from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
 
@@ -48,7 +49,8 @@ class Watch:
         folder = self.folder / "eval"
         folder.mkdir(exist_ok=True)
         rate = Rate.of(r.success_once for r in records)
-        rates = group_rates(records, groups or {})
+        rates, own = group_rates(records, groups or {}), own_metrics(records)
+        metrics = {f"eval/{name}": value for name, value in summarise(records, groups).items()}
         path = folder / f"step_{step}.json"
         path.write_text(
             json.dumps(
@@ -56,7 +58,8 @@ class Watch:
                     "step": step,
                     "success_once": asdict(rate),
                     "groups": {name: asdict(group) for name, group in rates.items()},
-                    "metrics": summarise(records, groups),
+                    "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
+                    "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
                     "episodes": [r.to_json() for r in records],
                 },
                 indent=1,
@@ -66,6 +69,8 @@ class Watch:
         self.console.say(f"evaluation at step {step}: success {rate}")
         for name, group in rates.items():
             self.console.say(f"  {name:<10} {group}")
+        for name, value in own.items():
+            self.console.say(f"  {guide_name(name):<44} {value if isinstance(value, Rate) else f'{value:.3f}'}")
 
     def warn(self, message: str) -> None:
         self.console.say(f"warning: {message}")

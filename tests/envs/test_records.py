@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.records import summarise
+from rlinf.envs.records import own_metrics, summarise
+from rlinf.metrics.stats import Rate
 
 
 def record(task: str, steps: int, episode_return: float, once: bool, end: bool, **extra: float) -> EpisodeRecord:
@@ -40,6 +41,28 @@ def test_means_over_episodes_and_tasks() -> None:
         "task/reach/success_once": 1.0,
         "task/reach/success_at_end": 0.5,
     }
+
+
+def test_a_simulators_own_metrics_take_their_documented_names() -> None:
+    """A chain's records: subtasks in a row, shares with counts, and each subtask over the episodes that reached it."""
+    chains = [(2, {"open_drawer": 1.0, "turn_on_led": 1.0, "stack_block": 0.0}), (0, {"turn_on_led": 0.0})]
+    records = []
+    for length, outcome in chains:
+        extra = {"avg_len": float(length), "success_len_1": float(length >= 1), "temperature": 3.0}
+        extra |= {f"task/{task}/success_once": value for task, value in outcome.items()}
+        records.append(record("chain-D", 480, length, False, False, **extra))
+    metrics = summarise(records)
+    assert metrics["avg_len"] == 1.0
+    assert metrics["success_len_1"] == 0.5
+    assert metrics["extra/temperature"] == 3.0
+    assert (metrics["task/open_drawer/success_once"], metrics["task/turn_on_led/success_once"]) == (1.0, 0.5)
+    own = own_metrics(records)
+    assert own["avg_len"] == 1.0
+    assert own["task/turn_on_led/success_once"] == Rate(1, 2)
+    assert own["task/stack_block/success_once"] == Rate(0, 1)
+    assert list(own)[:2] == ["avg_len", "success_len_1"]
+    assert "temperature" not in own
+    assert own_metrics([record("reach", 1, 0.0, True, True)]) == {}
 
 
 def test_one_task_needs_no_table_and_no_episodes_no_metrics() -> None:

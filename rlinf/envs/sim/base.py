@@ -24,6 +24,10 @@ class SetupError(RuntimeError):
     """Something is not installed; the text says what, and the line that installs it."""
 
 
+class AbsentError(SetupError):
+    """Nothing of the simulator's own files is on this machine: not a fault, it was never set up."""
+
+
 TASK_STRIDE = 1_000_000  # reset id = task number * TASK_STRIDE + layout seed
 
 
@@ -78,6 +82,8 @@ class EnvSpec:
     num_wrist_images: int = 0
     wrist_image_size: tuple[int, int] = (0, 0)
     critic_state_dim: int = 0  # a critic's privileged columns, the last being the share of the episode passed; 0: none
+    pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
+    min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
 
 
 @dataclass
@@ -88,7 +94,9 @@ class ChunkResult:
     success: Array  # bool [C]
     done: Array  # bool [C]; terminal for reasons other than success
     steps: int  # actions executed; less than C when told to stop at success
-    info: dict[str, float] = field(default_factory=dict)  # subtasks, grasp flags, ... latched per episode
+    # Quantities of the episode so far. One named like an episode metric (metrics/names.py: avg_len,
+    # task/<task>/success_once) is that metric, averaged over the episodes that hold it; another is extra/<name>.
+    info: dict[str, float] = field(default_factory=dict)
     frames: list[Array] = field(default_factory=list)  # u8 [H, W, 3] per executed step, only while a video records
 
     @classmethod
@@ -109,14 +117,14 @@ class Simulator(Protocol):
         """Start the episode `reset_id`: same id, same pixels, bit for bit."""
 
     def task(self) -> str:
-        """Name of the running task (a member of EnvSpec.tasks)."""
+        """What the episode counts as in tables: a member of EnvSpec.tasks, or the name of a chain of them."""
 
     def step_chunk(self, actions: Array, *, stop_on_success: bool, record: bool) -> ChunkResult:
         """Execute actions f32 [C, A] in the simulator's convention; frames are rendered only when `record`."""
 
     def observe(self) -> dict[str, Any]:
-        """images u8 [H,W,3], wrist_images u8 [N,h,w,3] or None, states f32 [S], task_description str,
-        critic_state f32 [K] or None. Called once per chunk."""
+        """images u8 [H,W,3], wrist_images u8 [N,h,w,3] or None, states f32 [S], task_description str (it may change
+        during an episode), critic_state f32 [K] or None. Called once per chunk."""
 
     def get_state(self) -> bytes:
         """Everything needed to continue this episode bit for bit."""

@@ -59,18 +59,43 @@ class Worker:
         self.options = self.module.Options(**message["options"])
         self.arrays = map_arrays(message["fd"], message["size"], message["arrays"])
         self.scenes: list[Any] = [self.module.Scene(self.options) for _ in range(message["num_scenes"])]
+        self.experts: dict[int, Any] = {}  # of the running episodes, for scenes an expert plays
         self.demo: dict[str, Any] = {}
 
     def reset(self, scene: int, reset_id: int) -> dict[str, Any]:
         """Start the episode `reset_id` and observe it."""
         self.scenes[scene].reset(reset_id)
+        self.experts.pop(scene, None)
         return self._observe(scene)
 
     def chunk(self, scene: int, steps: int, stop: bool, record: bool) -> dict[str, Any]:
         """Execute the first `steps` actions of the scene's row; recorded scenes are the first of the process."""
-        arrays = self.arrays
-        actions = np.array(arrays["actions"][scene, :steps])
+        actions = np.array(self.arrays["actions"][scene, :steps])
         result = self.scenes[scene].step_chunk(actions, stop_on_success=stop, record=record)
+        return self._report(scene, result)
+
+    def expert_chunk(self, scene: int, steps: int, stop: bool, record: bool) -> dict[str, Any]:
+        """The same with the actions of the scripted expert, who looks at the scene before each one."""
+        sim = self.scenes[scene]
+        if scene not in self.experts:
+            self.experts[scene] = self.module.Expert(self.options)
+        expert = self.experts[scene]
+        whole: Any = None
+        for i in range(steps):
+            action = np.clip(expert.act(sim), -1, 1).astype(np.float32)
+            one = sim.step_chunk(action[None], stop_on_success=stop, record=record)
+            if whole is None:
+                whole = type(one).zeros(steps)
+            whole.rewards[i], whole.success[i], whole.done[i] = one.rewards[0], one.success[0], one.done[0]
+            whole.steps, whole.info = i + 1, one.info
+            whole.frames += one.frames
+            if stop and (one.success[0] or one.done[0]):
+                break
+        return self._report(scene, whole)
+
+    def _report(self, scene: int, result: Any) -> dict[str, Any]:
+        """Share what a chunk did, and the observation after it."""
+        arrays = self.arrays
         for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
             arrays[name][scene, : len(values)] = values
         if not np.isfinite(result.rewards).all():
@@ -184,8 +209,8 @@ def main() -> None:
         channel.write({"missing_module": error.name or str(error)})
         return
     except Exception as error:
-        kind = "setup" if type(error).__name__ == "SetupError" else "error"
-        channel.write({kind: str(error) if kind == "setup" else describe(error)})
+        kind = {"SetupError": "setup", "AbsentError": "absent"}.get(type(error).__name__, "error")
+        channel.write({kind: describe(error) if kind == "error" else str(error)})
         return
     channel.write({"ready": os.getpid()})
     while True:

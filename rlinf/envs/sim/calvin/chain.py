@@ -1,0 +1,54 @@
+"""How far an episode has come: one task, or five in a row. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Chain:
+    """Tasks to solve in order. Each pays once; with `step_limit` a task that takes longer ends the chain."""
+
+    tasks: tuple[str, ...]
+    step_limit: int = 0  # control steps per task; 0: none
+    solved: int = 0
+    steps: int = 0  # since the current task began
+    failed: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task was solved."""
+        return self.solved == len(self.tasks)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can be earned."""
+        return self.complete or self.failed
+
+    @property
+    def position(self) -> int:
+        """Index of the current task; the last one's when there is nothing left."""
+        return min(self.solved, len(self.tasks) - 1)
+
+    @property
+    def task(self) -> str:
+        """What is to be done now."""
+        return self.tasks[self.position]
+
+    def count_step(self, solved: bool) -> None:
+        """One control step during which the current task was solved, or not."""
+        assert not self.over
+        self.steps += 1
+        if solved:
+            self.solved, self.steps = self.solved + 1, 0
+        elif self.step_limit and self.steps >= self.step_limit:
+            self.failed = True
+
+    def metrics(self) -> dict[str, float]:
+        """avg_len, success_len_1.., and the outcome of every task that was tried; nothing for a single task."""
+        if len(self.tasks) == 1:
+            return {}
+        values = {"avg_len": float(self.solved)}
+        values |= {f"success_len_{n}": float(self.solved >= n) for n in range(1, len(self.tasks) + 1)}
+        tried = self.tasks[: self.solved + 1]
+        return values | {f"task/{t}/success_once": float(i < self.solved) for i, t in enumerate(tried)}

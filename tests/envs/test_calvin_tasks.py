@@ -1,0 +1,248 @@
+"""CALVIN without its simulator: the benchmark's sequences and starts, symbolic rules, reset ids, bad options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from rlinf.config.load import load_config
+from rlinf.config.schema import EnvConfig
+from rlinf.envs.sim.calvin import symbolic
+from rlinf.envs.sim.calvin.chain import Chain
+from rlinf.envs.sim.calvin.starts import (
+    CHAIN_SLOT,
+    GEOMETRY,
+    SCENES,
+    benchmark_scene_obs,
+    fnv1_32,
+    geometry,
+    ids_of,
+    start_of,
+    task_states,
+)
+from rlinf.envs.sim.calvin.symbolic import after, evaluation_sequences, initial_states, random_chain
+from rlinf.envs.sim.calvin.tasks import COLOURS, JUDGES, TASKS, rotation_between
+from rlinf.envs.spec import env_options, env_spec, ids_of_task
+from rlinf.errors import UserError
+
+SEQUENCES_SHA256 = "840cb992c69ce9b6d59f6020966b6300c15233f8e0b9667b6486c1962424d308"
+SCENE_OBS_SHA256 = "1a25eaf9bb3f57459937b95423f2a673e277945064e5c09c9c7cb97b3ff87150"
+
+
+def test_the_1000_sequences_are_the_benchmarks() -> None:
+    rows = [[state.as_dict(), list(tasks)] for state, tasks in evaluation_sequences()]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest() == SEQUENCES_SHA256
+    assert rows[0][1] == [
+        "rotate_blue_block_right",
+        "move_slider_right",
+        "lift_red_block_slider",
+        "place_in_slider",
+        "turn_off_lightbulb",
+    ]
+
+
+def test_the_1000_starts_are_the_benchmarks() -> None:
+    digest = hashlib.sha256()
+    for state, _ in evaluation_sequences():
+        digest.update(benchmark_scene_obs(state, geometry("D")).astype("<f8").tobytes())
+    assert digest.hexdigest() == SCENE_OBS_SHA256
+    assert fnv1_32("hello world") == 3799943344
+
+
+@pytest.mark.parametrize("index", [0, 39, 40, 191])
+def test_drawing_a_states_sequences_again_gives_the_stored_ones(index: int) -> None:
+    counts = symbolic.chains_per_state()
+    assert (len(initial_states()), sum(counts), counts[39], counts[40]) == (192, 1000, 6, 5)
+    order, first = symbolic.shuffled(), sum(counts[:index])
+    for offset, chain in enumerate(symbolic.draw_chains(index, counts[index])):
+        stored = evaluation_sequences()[order.index(first + offset)]
+        assert stored == (initial_states()[index], tuple(TASKS[n] for n in chain))
+
+
+def test_the_task_table_is_the_users_file(calvin_path: Path) -> None:
+    kinds = {
+        "rotate_object": ("rotated", {"colour": 0, "degrees": 1}),
+        "push_object": ("pushed", {"colour": 0, "distance": 1}),
+        "lift_object": ("lifted", {"colour": 0, "height": 1, "link": 3}),
+        "place_object": ("placed", {"link": 1}),
+        "stack_objects": ("stacked", {}),
+        "unstack_objects": ("unstacked", {}),
+        "move_door_rel": ("door_moved", {"door": 0, "distance": 1}),
+        "toggle_light": ("light_turned", {"light": 0, "on": 2}),
+        "push_object_into": ("pushed_into", {"source": 2, "target": 4}),
+    }
+    table = yaml.safe_load((calvin_path / "tasks/new_playtable_tasks.yaml").read_text())["tasks"]
+    assert tuple(table) == TASKS
+    assert len(TASKS) == 34
+    for task, (kind, *arguments) in table.items():
+        name, positions = kinds[kind]
+        judge = JUDGES[task]
+        expected = {k: arguments[i] for k, i in positions.items()}
+        for key in ("colour", "door"):
+            if key in expected:
+                expected[key] = expected[key].removeprefix("block_").removeprefix("base__")
+        assert getattr(judge, "func", judge).__name__ == name, task
+        assert getattr(judge, "keywords", {}) == expected, task
+
+
+def test_every_sequence_and_every_random_chain_can_be_done() -> None:
+    rng = np.random.default_rng(0)
+    chains = [*evaluation_sequences(), *((s, random_chain(s, rng)) for s in initial_states())]
+    for start, tasks in chains:
+        state: symbolic.State | None = start
+        for task in tasks:
+            assert state is not None
+            state = after(state, task)
+        assert state is not None
+        assert len({symbolic.category(task) for task in tasks}) == 5
+
+
+def test_random_chains_are_as_likely_as_by_rejection() -> None:
+    """All chains of a state are equally likely: first tasks come as often as the chains that begin with them."""
+    state, rng = initial_states()[5], np.random.default_rng(1)
+    ways = dict(symbolic._completions(state, frozenset(), 5))
+    total, draws = sum(ways.values()), 4000
+    drawn = [TASKS.index(random_chain(state, rng)[0]) for _ in range(draws)]
+    for number, count in ways.items():
+        expected = draws * count / total
+        assert abs(drawn.count(number) - expected) < 5 * np.sqrt(expected)
+
+
+def test_a_chain_pays_each_task_once() -> None:
+    chain = Chain(("a", "b", "c"))
+    for solved in (False, True, True):
+        chain.count_step(solved)
+    assert (chain.solved, chain.task, chain.steps, chain.over) == (2, "c", 0, False)
+    assert chain.metrics() == {
+        "avg_len": 2.0,
+        "success_len_1": 1.0,
+        "success_len_2": 1.0,
+        "success_len_3": 0.0,
+        "task/a/success_once": 1.0,
+        "task/b/success_once": 1.0,
+        "task/c/success_once": 0.0,
+    }
+    chain.count_step(True)
+    assert chain.complete
+    assert chain.task == "c"
+    with pytest.raises(AssertionError):
+        chain.count_step(True)
+
+
+def test_the_official_limit_counts_from_the_last_success() -> None:
+    chain = Chain(("a", "b"), step_limit=3)
+    for solved in (False, False, True, False, False):
+        chain.count_step(solved)
+    assert not chain.over
+    chain.count_step(False)
+    assert chain.failed
+    assert chain.metrics()["avg_len"] == 1.0
+    assert Chain(("a",)).metrics() == {}
+
+
+def test_a_seed_is_the_same_situation_in_every_scene_and_a_scattered_start() -> None:
+    layouts = range(500_000, 500_200)
+    for layout in layouts:
+        starts = [start_of(ids_of(scene, [CHAIN_SLOT], range(layout, layout + 1))[0]) for scene in SCENES]
+        assert len({start.tasks for start in starts}) == 1
+    ids = ids_of("D", [CHAIN_SLOT], layouts)
+    assert np.array_equal(start_of(ids[3]).scene_obs, start_of(ids[3]).scene_obs)
+    assert not np.array_equal(start_of(ids[3]).scene_obs, start_of(ids[4]).scene_obs)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_starts_from_which_it_can_be_done(task: str) -> None:
+    assert len(task_states(task)) >= 48
+    for layout in range(20):
+        start = start_of(ids_of("B", [TASKS.index(task)], range(500))[layout])
+        assert start.tasks == (task,)
+        assert (start.gripper < 0) == (task in ("place_in_slider", "place_in_drawer", "stack_block"))
+
+
+def test_corrections_move_blocks_and_door_of_b_and_c_only() -> None:
+    state = next(s for s in initial_states() if s.red_block == "slider_left" and s.slider == "left")
+    published = benchmark_scene_obs(state, geometry("B", compat=True))
+    for scene in SCENES:
+        assert np.array_equal(benchmark_scene_obs(state, geometry(scene, compat=True)), published)
+        own = benchmark_scene_obs(state, geometry(scene))
+        shift = 0.2 if scene in "BC" else 0.0
+        assert own[6] - published[6] == pytest.approx(shift)
+        assert own[0] == (0.24 if scene == "C" else 0.28)
+        assert np.array_equal(own[[11, 17, 23]], published[[11, 17, 23]])
+    assert [GEOMETRY[s].sizes[COLOURS.index("red")] for s in SCENES] == ["middle", "small", "big", "middle"]
+
+
+def test_suites_and_ids() -> None:
+    def spec(**keys):
+        return env_spec(EnvConfig(env_type="calvin", **keys))
+
+    one, three = spec(), spec(task_suite_name="calvin_abc")
+    assert (one.suite, len(one.tasks), len(one.reset_ids["eval"]), len(three.reset_ids["eval"])) == (
+        "calvin_d",
+        34,
+        1000,
+        3000,
+    )
+    assert [start_of(i).scene for i in three.reset_ids["train"][:4]] == ["A", "B", "C", "A"]
+    assert start_of(one.reset_ids["eval"][7]).tasks == evaluation_sequences()[7][1]
+    assert one.image_size == (200, 200)
+    assert one.wrist_image_size == (84, 84)
+    demo = ids_of_task(three, "demo", "open_drawer")
+    assert [(start_of(i).scene, start_of(i).tasks) for i in demo[:3]] == [(s, ("open_drawer",)) for s in "ABC"]
+    few = spec(init_params={"tasks": ["turn_on_led", "open_drawer"], "eval_sequences": 3})
+    assert few.tasks == ("turn_on_led", "open_drawer")
+    assert {start_of(i).tasks for i in few.reset_ids["train"][:2]} == {("turn_on_led",), ("open_drawer",)}
+    assert len(few.reset_ids["eval"]) == 2 * 500
+    assert len(spec(init_params={"eval_sequences": 125}).reset_ids["eval"]) == 125
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"task_suite_name": "calvin_e"},
+            r"env\.train\.task_suite_name: task_suite_name='calvin_e' must be calvin_d, ",
+        ),
+        ({"task_suite_name": "calvin_da"}, r"out of a, b, c, d in this order"),
+        ({"init_params": {"tasks": ["open_drawr"]}}, r"task 'open_drawr' is unknown; did you mean 'open_drawer'\?"),
+        ({"init_params": {"tasks": ["open_drawer", "open_drawer"]}}, r"names a task twice"),
+        ({"init_params": {"eval_sequences": 0}}, r"eval_sequences=0 must lie between 1 and 1000"),
+        ({"init_params": {"camera_heights": 200, "image_size": 64}}, r"must be equal: they name one square image"),
+        ({"init_params": {"wrist_image_size": 8}}, r"wrist_image_size=8 must be at least 16"),
+        ({"init_params": {"protocol": "oficial"}}, r"protocol='oficial' must be one of rl, official"),
+        ({"init_params": {"protocol": "official"}}, r"max_episode_steps=100 must be at least 1800"),
+    ],
+)
+def test_bad_options_are_refused(keys: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        env_spec(EnvConfig(env_type="calvin", **keys))
+
+
+def test_the_compat_switch_reaches_the_simulator() -> None:
+    plain = load_config("calvin_d_d_ppo_compact", devices=[0])
+    compat = load_config("calvin_d_d_ppo_compact", ["compat=rlinf-0.4"], devices=[0])
+    assert not env_options(plain.env.train).compat
+    assert env_options(compat.env.train).compat
+    assert env_options(compat.env.eval).compat
+    told = load_config(
+        "calvin_d_d_ppo_compact", ["compat=rlinf-0.4", "env.train.init_params.compat=false"], devices=[0]
+    )
+    assert not env_options(told.env.train).compat
+
+
+def test_rotation_between_orientations() -> None:
+    def quaternion(axis: int, degrees: float) -> np.ndarray:
+        half = np.radians(degrees) / 2
+        made = np.zeros(4)
+        made[axis], made[3] = np.sin(half), np.cos(half)
+        return made
+
+    assert rotation_between(quaternion(2, 20), quaternion(2, 95)) == pytest.approx((0, 0, 75))
+    assert rotation_between(quaternion(2, 170), quaternion(2, -120)) == pytest.approx((0, 0, 70))
+    assert rotation_between(quaternion(0, 10), quaternion(0, 50)) == pytest.approx((40, 0, 0))
+    assert rotation_between(quaternion(1, -30), quaternion(1, 5)) == pytest.approx((0, 35, 0))
