@@ -15,7 +15,7 @@ system:
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,dev]'
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,calvin,dev]'
 	@touch $@
 
 quickstart: setup

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 REPO = Path(__file__).resolve().parent.parent
+TEST_DATA = Path(os.environ.get("RLINF_TEST_DATA", REPO.parent / "shared" / "data"))  # what simulators read
 torch.set_num_threads(1)
+if (TEST_DATA / "calvin").is_dir():
+    os.environ.setdefault("CALVIN_PATH", str(TEST_DATA / "calvin"))
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +23,20 @@ def golden_dir() -> Path:
     if not folder.is_dir():
         message = f"no golden vectors at {folder} (set RLINF_GOLDEN_DIR)"
         if os.environ.get("CI") == "true" or "RLINF_GOLDEN_DIR" in os.environ:
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def calvin_path() -> Path:
+    """CALVIN's files (CALVIN_PATH, else RLINF_TEST_DATA/calvin) beside an installed pybullet."""
+    reason = "pybullet is not installed (its wheels end at Python 3.11)"
+    pytest.importorskip("pybullet", reason=reason)
+    folder = Path(os.environ.get("CALVIN_PATH", TEST_DATA / "calvin"))
+    if not folder.is_dir():
+        message = f"no CALVIN files at {folder} (set RLINF_TEST_DATA or CALVIN_PATH)"
+        if os.environ.get("CI") == "true" or "RLINF_TEST_DATA" in os.environ:
             pytest.fail(message)
         pytest.skip(message)
     return folder

@@ -56,7 +56,8 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         check_fit("env.eval", cfg.env.eval, policy)
         _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
         _check_trials(cfg.env.eval)
-    _check_weights(cfg, purpose)
+    if not cfg.runner.eval_expert:
+        _check_weights(cfg, purpose)
 
 
 def _check_positive(path: str, **values: int) -> None:
@@ -114,6 +115,12 @@ def _check_runner(cfg: Config) -> None:
     for name in runner.logger.logger_backends:
         if name not in LOGGERS:
             raise UserError(f"runner.logger.logger_backends: unknown {name!r}; available: {', '.join(LOGGERS)}")
+    sampling = cfg.rollout.sampling_params
+    for key, number in (("top_p", sampling.top_p), ("repetition_penalty", sampling.repetition_penalty)):
+        if number != 1.0:
+            raise UserError(
+                f"rollout.sampling_params.{key}={number} must be 1.0: actions are drawn from all bins or the top_k"
+            )
     for block, used in (
         ("reward.use_reward_model", cfg.reward.use_reward_model),
         ("critic.use_critic_model", cfg.critic.use_critic_model),
@@ -127,6 +134,10 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
     model, key = cfg.actor.model, "actor.model.model_path"
     if model.precision not in PRECISIONS:
         raise UserError(f"actor.model.precision={model.precision!r} must be fp32, bf16 or null")
+    if model.is_lora:
+        model.num_parameters()  # refuses ranks and targets that cannot be
+    elif model.lora_path is not None:
+        logger.warning("actor.model.lora_path=%s is not read: actor.model.is_lora is false", model.lora_path)
     if purpose in ("plan", "quickstart"):  # nothing is loaded, or what is loaded will be made on the way
         return
     if cfg.runner.ckpt_path is not None:
@@ -223,9 +234,7 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
         if value not in registered(kind):
             raise UserError(f"algorithm.{key}={value!r} is unknown; available: {', '.join(registered(kind))}")
     if not policy.has_logprob:
-        raise UserError(
-            f"actor.model: this {cfg.actor.model.model_type} policy gives no log-probs and cannot be trained by RL"
-        )
+        raise UserError(f"{cfg.actor.model.without_logprob()} gives no log-probs and cannot be trained by RL")
     if algorithm.group_size != train.group_size:
         raise UserError(
             f"algorithm.group_size={algorithm.group_size} must equal env.train.group_size={train.group_size}"
@@ -247,6 +256,12 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
             raise UserError(
                 f"actor.model.add_value_head=False must be true for algorithm.{key}={value}, which needs a critic"
             )
+    rewards = 1 if algorithm.reward_type == "chunk_level" else policy.num_action_chunks
+    if policy.has_value and algorithm.adv_type == "gae" and policy.values_per_chunk != rewards:
+        raise UserError(
+            f"algorithm.reward_type={algorithm.reward_type} pays {rewards} reward(s) a chunk, but the critic gives "
+            f"{policy.values_per_chunk} value(s) (actor.model.value_type={cfg.actor.model.value_type}): they must match"
+        )
     if cfg.actor.optim.critic_warmup_steps > 0 and algorithm.loss_type == "actor":
         raise UserError(
             f"actor.optim.critic_warmup_steps={cfg.actor.optim.critic_warmup_steps} must be 0 for "

@@ -57,7 +57,17 @@ def typed_config(composed: Composed, tree: Tree, purpose: Purpose) -> Config:
     tree["actor"]["model"] = rollout if tree["runner"]["only_eval"] else actor
     keys = frozenset([*key_paths(Config), *key_paths(type(actor), "actor.model")])
     cfg: Config = convert(Config, tree, "", composed.origin, keys)
-    return replace(cfg, actor=replace(cfg.actor, model=_completed_model(composed, cfg)))
+    cfg = replace(cfg, actor=replace(cfg.actor, model=_completed_model(composed, cfg)))
+    if cfg.compat is None:
+        return cfg
+    return replace(cfg, env=replace(cfg.env, train=_compat_env(cfg.env.train), eval=_compat_env(cfg.env.eval)))
+
+
+def _compat_env(env: EnvConfig) -> EnvConfig:
+    """A simulator that has a `compat` option follows the top-level switch, unless its init_params say otherwise."""
+    if "compat" not in {f.name for f in fields(find_simulator(env.env_type).Options)}:
+        return env
+    return replace(env, init_params={"compat": True} | env.init_params)
 
 
 def _models(composed: Composed, tree: Tree) -> tuple[ModelConfig, ModelConfig]:

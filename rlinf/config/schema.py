@@ -58,6 +58,8 @@ class RunnerConfig:
     max_steps: int = -1
     """Upper bound on training steps; -1 leaves max_epochs in charge."""
     only_eval: bool = False
+    eval_expert: bool = False
+    """`rlinf eval`: the simulator's scripted expert plays instead of the policy."""
     val_check_interval: int = -1
     """Evaluate every this many steps and after the last; -1 never."""
     save_interval: int = -1
@@ -163,13 +165,19 @@ class SamplingConfig:
     """Token sampling of OpenVLA and OpenVLA-OFT."""
 
     do_sample: bool = True
+    """False evaluates greedily; training always samples."""
     temperature_train: float = 1.0
+    """Divides the logits of the action bins."""
     temperature_eval: float = 0.6
     """Greedy when <= 0."""
     top_k: int = 0
+    """Draw from this many of the 256 action bins; <= 0 keeps all."""
     top_p: float = 1.0
+    """Accepted for compatibility; must be 1."""
     repetition_penalty: float = 1.0
+    """Accepted for compatibility; must be 1."""
     max_new_tokens: int | None = None
+    """Accepted for compatibility; the model knows how many tokens an action has."""
 
 
 @dataclass(frozen=True, kw_only=True)

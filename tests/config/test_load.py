@@ -172,8 +172,8 @@ def test_placement_overrides_replace() -> None:
         ("compat: rlinf-0.3", "compat='rlinf-0.3' must be 'rlinf-0.4' or null; did you mean 'rlinf-0.4'?"),
         ("env: {train: {init_params: {image_size: big}}}", "env.train.init_params.image_size='big' must be an integer"),
         (
-            "actor: {model: {model_type: openvla_oft}}",
-            "actor.model.model_type openvla_oft is not available; available: openpi",
+            "actor: {model: {model_type: openvla_2}}",
+            "actor.model.model_type openvla_2 is not available; available: openpi, openvla, openvla_oft",
         ),
     ],
 )

@@ -189,6 +189,53 @@ PI05 = PI0 | {
     "actor": PI0["actor"]
     | {"model": MODEL | {"model_path": PI05_PATH, "openpi": OPENPI | PI05_OPENPI}, "optim": OPTIM | COSINE},
 }
+CALVIN_TRAIN = TRAIN | {
+    "env_type": "calvin",
+    "task_suite_name": "calvin_d",
+    "max_steps_per_rollout_epoch": 480,
+    "max_episode_steps": 480,
+}
+CALVIN_EVAL = CALVIN_TRAIN | {
+    "total_num_envs": 50,
+    "auto_reset": True,
+    "ignore_terminations": True,
+    "max_steps_per_rollout_epoch": 9600,
+    "use_fixed_reset_state_ids": True,
+    "use_ordered_reset_state_ids": True,
+    "is_eval": True,
+    "rollout_epoch": 1,
+    "video_cfg": EVAL["video_cfg"],
+}
+CALVIN_RUNNER = RUNNER | {"save_interval": 100}
+CALVIN_OPENPI = OPENPI | {"config_name": "pi0_calvin", "num_images_in_input": 2, "action_env_dim": 7}
+CALVIN_PATHS = {name: f"/path/to/model/RLinf-{name}-CALVIN-ABC-D-SFT" for name in ("Pi0", "Pi05")}
+
+
+def calvin(name: str, suite: str, model: str, openpi: dict[str, Any]) -> dict[str, Any]:
+    """A CALVIN recipe of π0 or π0.5: scene D is evaluated, `suite` trained on."""
+    path = CALVIN_PATHS[model]
+    return PI0 | {
+        "runner": CALVIN_RUNNER | {"logger": RUNNER["logger"] | {"experiment_name": name}},
+        "env": {"train": CALVIN_TRAIN | {"task_suite_name": suite}, "eval": CALVIN_EVAL},
+        "rollout": {"model": {"model_path": path, "precision": None}},
+        "actor": PI0["actor"]
+        | {
+            "model": MODEL | {"model_path": path, "action_dim": 7, "openpi": CALVIN_OPENPI | openpi},
+            "optim": OPTIM | {"lr": 5e-6},
+        },
+    }
+
+
+CALVIN_PI05 = PI05_OPENPI | {"config_name": "pi05_calvin", "joint_logprob": False}
+CALVIN = {
+    "calvin_d_d_ppo_openpi": calvin("calvin_d_d_ppo_openpi", "calvin_d", "Pi0", {}),
+    **{
+        f"calvin_{scenes}_d_ppo_openpi_pi05": calvin(
+            f"calvin_{scenes}_d_ppo_openpi_pi05", f"calvin_{scenes}", "Pi05", CALVIN_PI05
+        )
+        for scenes in ("d", "abc", "abcd")
+    },
+}
 OOD = {"task_suite_name": "metaworld_45_ood", "total_num_envs": 100}
 ML45 = PI0 | {
     "runner": RUNNER
@@ -238,7 +285,12 @@ def assert_holds(node: Any, expected: Any, path: str = "") -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("metaworld_50_ppo_openpi", PI0), ("metaworld_50_ppo_openpi_pi05", PI05), ("metaworld_45_ppo_openpi", ML45)],
+    [
+        ("metaworld_50_ppo_openpi", PI0),
+        ("metaworld_50_ppo_openpi_pi05", PI05),
+        ("metaworld_45_ppo_openpi", ML45),
+        *CALVIN.items(),
+    ],
 )
 def test_recipe_equals_the_published_tree(name: str, expected: dict[str, Any]) -> None:
     cfg = load_config(name, [f"runner.logger.log_path={LOG}"], config_dir=CONFIGS, purpose="plan", devices=[0])
@@ -250,7 +302,21 @@ def test_openvla_oft_recipe_equals_the_published_tree() -> None:
     assert_holds(resolve(composed, defaults_of(Config)), OFT)
 
 
-@pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact", "quickstart"])
+def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
+    composed = compose_config("calvin_abc_d_grpo_openvlaoft", [f"runner.logger.log_path={LOG}"], CONFIGS)
+    train = CALVIN_TRAIN | {"task_suite_name": "calvin_abc", "group_size": 8, "rollout_epoch": 16, "reward_coef": 5.0}
+    path = "/path/to/model/RLinf-OpenVLAOFT-CALVIN-SFT"
+    expected = OFT | {
+        "runner": RUNNER | {"logger": RUNNER["logger"] | {"experiment_name": "calvin_abc_d_grpo_openvlaoft"}},
+        "env": {"train": train, "eval": CALVIN_EVAL | {"reward_coef": 5.0}},
+        "actor": OFT["actor"]
+        | {"global_batch_size": 12288}
+        | {"model": OFT["actor"]["model"] | {"model_path": path, "unnorm_key": "calvin_abc"}},
+    }
+    assert_holds(resolve(composed, defaults_of(Config)), expected)
+
+
+@pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact", "quickstart", "calvin_d_d_ppo_compact"])
 def test_small_recipes_load(name: str) -> None:
     cfg = load_config(name, config_dir=CONFIGS, devices=[0])
     assert (cfg.actor.model.size, cfg.runner.logger.experiment_name) == ("compact", name)

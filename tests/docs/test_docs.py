@@ -22,7 +22,7 @@ from rlinf.runtime.cluster import make_cluster
 from rlinf.runtime.placement import Slot, make_plan, place_components
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRAPPERS = {"run_embodiment.sh": "train", "eval_embodiment.sh": "eval"}
 OF_AN_EARLIER_COMMAND = (
     "actor.model.model_path=",
@@ -160,7 +160,7 @@ def test_config_page_is_current() -> None:
 def test_config_page_says_what_is_read() -> None:
     rows = {r.split("|")[1].strip(): r for r in reference.page().splitlines() if r.startswith("| `")}
     assert "No effect" not in rows["`max_epochs`"]
-    assert "No effect" in rows["`gradient_checkpointing`"]
+    assert "No effect" in rows["`use_liger_kernel`"]
 
 
 def test_placement_table() -> None:

@@ -137,6 +137,16 @@ TABLE = {
         "command line: env.train.init_params: image_size=64 and camera_heights=480 must be equal: they name one square "
         "image",
     ),
+    "LoRA target that does not exist": (
+        ["train", "toy_ppo_compact", "actor.model.is_lora=true", "actor.model.lora_targets=[action_in_prj]"],
+        "actor.model.lora_targets: action_in_prj names no layer of this model; did you mean action_in_proj? (endings: "
+        "action_in_proj, action_out_proj, action_time_mlp_in, action_time_mlp_out, down_proj, fc1, fc2, gate_proj, "
+        "k_proj, linear, o_proj, out_proj, patch_embedding, q_proj, state_proj, up_proj, v_proj)",
+    ),
+    "export of nothing": (
+        ["export", "/no/such/global_step_3", "out"],
+        "CHECKPOINT=/no/such/global_step_3 does not exist; there: no checkpoints",
+    ),
     "not a run folder": (["report", "/no/such/run"], "/no/such/run holds no metrics.jsonl, so it is not a run folder"),
 }
 
@@ -349,10 +359,17 @@ def test_a_missing_gl_library_names_the_apt_line(tmp_path):
     assert outcome.status == 2
 
 
-def test_a_missing_extra_names_the_install_line(tmp_path):
-    (tmp_path / "pyarrow.py").write_text("raise ModuleNotFoundError(\"No module named 'pyarrow'\", name='pyarrow')")
-    outcome = rlinf("collect", "toy_ppo_compact", f"collect.output={tmp_path}/demos", PYTHONPATH=str(tmp_path))
-    line = 'the Python package pyarrow is not installed: pip install -c constraints.txt -e ".[datasets]"'
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("pyarrow", "datasets", ["collect", "toy_ppo_compact", "collect.output={}/demos"]),
+        ("peft", "lora", ["train", "toy_ppo_compact", "actor.model.is_lora=true", "runner.logger.log_path={}"]),
+    ],
+)
+def test_a_missing_extra_names_the_install_line(package, extra, arguments, tmp_path):
+    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('No module {package}', name='{package}')")
+    outcome = rlinf(*(a.format(tmp_path) for a in arguments), PYTHONPATH=str(tmp_path))
+    line = f'the Python package {package} is not installed: pip install -c constraints.txt -e ".[{extra}]"'
     assert (outcome.status, outcome.error) == (2, line)
 
 
