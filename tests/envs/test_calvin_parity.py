@@ -14,7 +14,7 @@ import pytest
 from rlinf.envs.sim.calvin.starts import CHAIN_SLOT, Start, ids_of, start_of
 from rlinf.envs.sim.calvin.tasks import TASKS, solved
 
-pytest.importorskip("calvin_env", reason="calvin_env is not installed beside the project")
+pytest.importorskip("calvin_env.envs", reason="calvin_env is not installed beside the project")
 
 STEPS = 200
 BLOCK_ORDER = ("block_red", "block_blue", "block_pink")  # the published files of A and C list them otherwise

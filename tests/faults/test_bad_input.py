@@ -69,7 +69,7 @@ TABLE = {
     "unknown config": (
         ["train", "toy_ppo_compat"],
         "config 'toy_ppo_compat' not found in examples/embodiment/config; did you mean toy_ppo_compact, "
-        "toy_grpo_compact?",
+        "toy_grpo_compact, toy_ppo_openvla_compact?",
     ),
     "not an override": (
         ["train", "toy_ppo_compact", "runner.max_epochs"],

@@ -165,7 +165,7 @@ def test_a_random_network_prefers_no_bin_and_knows_their_order(net):
     unit = torch.nn.functional.normalize(rows, dim=-1)
     alike = (unit @ unit.T).abs()
     assert float(alike.diagonal(1).min()) > 0.95  # neighbours
-    assert float(alike.diagonal(64).mean()) < 0.4
+    assert float(alike.diagonal(64).mean()) < 0.5
     hidden = torch.randn(64, COMPACT.width, generator=torch.Generator().manual_seed(4))
     entropy = torch.distributions.Categorical(logits=net.action_logits(hidden)).entropy()
     print(f"entropy {float(entropy.mean()):.3f} of {math.log(256):.3f}")
