@@ -17,11 +17,17 @@ Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 
 
+MAX_BYTES = 8 << 30  # of the outputs of all recordings: a policy's keys and values are large
+
+
 @dataclass(frozen=True)
 class _Recording:
     graph: torch.cuda.CUDAGraph
     inputs: Tensors
     outputs: Tensors
+
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.outputs.values())
 
 
 class Recorder:
@@ -48,8 +54,7 @@ class Recorder:
         key = (tuple((n, t.shape, t.dtype) for n, t in given.items()), tuple(options.items()))
         recording = self._recordings.pop(key, None) or self._record(given, options)
         self._recordings[key] = recording  # newest last
-        while len(self._recordings) > self.limit:
-            self._recordings.popitem(last=False)
+        self._forget_oldest()
         for name, tensor in given.items():
             recording.inputs[name].copy_(tensor, non_blocking=True)
         recording.graph.replay()
@@ -76,6 +81,13 @@ class Recorder:
             outputs = self.function(dict(inputs), **options)
         self._pool = graph.pool()
         return _Recording(graph, inputs, outputs)
+
+    def _forget_oldest(self) -> None:
+        """Keep the newest recordings, within a number and a size; at least one."""
+        sizes = [recording.num_bytes() for recording in self._recordings.values()]
+        while len(sizes) > 1 and (len(sizes) > self.limit or sum(sizes) > MAX_BYTES):
+            self._recordings.popitem(last=False)
+            sizes.pop(0)
 
     def _forget_if_moved(self) -> None:
         if not self._watched:

@@ -2,7 +2,8 @@
 
 An episode is a chain of five tasks out of 34; the instruction is that of the current one and changes the moment it is
 solved. `init_params.tasks` plays single tasks instead. starts.py says what a reset id means, stage.py is the world,
-tasks.py the judge, symbolic.py knows which tasks can follow each other, data.py reads the user's copy of CALVIN.
+tasks.py the judge, symbolic.py knows which tasks can follow each other, data.py reads the user's copy of CALVIN,
+expert.py does every task by script.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from ..base import Array, ChunkResult, EnvSpec, ReplayState
 from .chain import Chain
 from .data import check_folder, find_folder, read_annotations
+from .expert import Expert as Expert
 from .starts import CHAIN_SLOT, DEMO_LAYOUTS, EVAL_LAYOUTS, SCENES, TRAIN_LAYOUTS, ids_of, start_of
 from .symbolic import CHAIN_LENGTH, NUM_SEQUENCES
 from .tasks import TASKS, check_task, solved

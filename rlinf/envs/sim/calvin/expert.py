@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base import Array
-from .expert_moves import CLOSED, CRUISE_Z, HALF_WIDTH, OPEN, TABLE_Z, YAW, Hand, Moves
+from .expert_moves import CLOSED, CRUISE_Z, HALF_WIDTH, OPEN, TABLE_Z, Hand, Moves, free_spot
 from .tasks import COLOURS
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 Plan = Callable[[Hand], Moves]
 CARRYING = ("place_in_slider", "place_in_drawer", "stack_block")  # begin with a block in the hand
 SLIDES = {"move_slider_left": -1, "move_slider_right": 1}
-HALF_DOOR, DOOR_ROOM = 0.145, 0.225  # half the sliding door; from its middle to that of a block one can get at
+DOOR_ROOM = 0.225  # from the middle of the sliding door to that of a block one can get at
 PUSH_DISTANCE, SLIDING = 0.1, 4.0  # m; m/s^2 that a block loses on the table
-DRAWER_WALL = 0.08  # a block this far inside the drawer's box leaves room for fingers at its side wall
 
 
 class Expert:
@@ -40,7 +39,9 @@ class Expert:
         """One action f32 [7]."""
         if self._hand is None:
             self._hand = Hand(sim.stage)
-        if sim.chain.solved != self._solved:
+        if sim.chain.over:
+            self._moves = self._hand.stay(1, sim.stage.gripper)
+        elif sim.chain.solved != self._solved:
             self._solved = sim.chain.solved
             before = sim.chain.tasks[self._solved - 1] if self._solved else ""
             self._moves = play(self._hand, sim.chain.task, before)
@@ -61,12 +62,6 @@ def play(hand: Hand, task: str, before: str) -> Moves:
             yield from take(hand, carried)
         yield from PLANS[task](hand)
         yield from hand.stay(1, hand.stage.gripper)
-
-
-def middle(hand: Hand, link: str) -> Array:
-    """Of the box around a part of the table."""
-    low, high = hand.stage.link_box(link)
-    return (low + high) / 2
 
 
 def wall_lean(x: float) -> float:
@@ -103,7 +98,7 @@ def close_drawer(hand: Hand) -> Moves:
 
 def slide_door(hand: Hand, *, side: int, until: Callable[[], bool] = lambda: False) -> Moves:
     """Push the door's handle sideways; `side` 1 is right."""
-    x = middle(hand, "slide_link")[0] - side * 0.08
+    x = hand.middle("slide_link")[0] - side * 0.08
     lean = float(np.interp(x, (0.15, 0.30), (0.0, 0.6)))  # far to the right an upright gripper is out of reach
     yield from hand.go([x, -0.08, 0.58], CLOSED, lean=lean, near=0.02)
     yield from hand.go([x, -0.015, 0.55], CLOSED, lean=lean, near=0.015)
@@ -118,17 +113,18 @@ def slide_on(hand: Hand, *, side: int) -> Moves:
         positions.append(hand.stage.joint("slide"))
         return bool(abs(positions[-1] - positions[-2]) < 0.001)
 
-    yield from hand.go(hand.position + [side * 0.3, 0, 0], CLOSED, euler=hand.stage.target_euler, speed=0.7, until=stopped)
+    there = np.add(hand.position, (side * 0.3, 0, 0))
+    yield from hand.go(there, CLOSED, euler=hand.stage.target_euler, speed=0.7, until=stopped)
 
 
 def clear_of_door(hand: Hand, x: float) -> Moves:
     """Push the door from before a place in the cabinet, if it is there."""
 
     def clear() -> bool:
-        return bool(abs(middle(hand, "slide_link")[0] - x) > DOOR_ROOM)
+        return bool(abs(hand.middle("slide_link")[0] - x) > DOOR_ROOM)
 
     if not clear():
-        side = 1 if x < middle(hand, "plank_link")[0] else -1
+        side = 1 if x < hand.middle("plank_link")[0] else -1
         yield from slide_door(hand, side=side, until=clear)
         yield from hand.withdraw(CLOSED)
 
@@ -156,12 +152,9 @@ def switch_off(hand: Hand) -> Moves:
 
 def grasp(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
     """From over a block down, and close the fingers `above` its middle."""
-    block, yaw = hand.block(colour), hand.grasp_yaw(colour)
-    if block[2] < TABLE_Z - 0.03:
-        low, high = hand.stage.link_box("drawer_link")
-        block[0] = np.clip(np.clip(block[0], low[0] + DRAWER_WALL, high[0] - DRAWER_WALL), block[0] - 0.015, block[0] + 0.015)
-    yield from hand.go(block + [0, 0, 0.08], OPEN, yaw=yaw, near=0.02)
-    yield from hand.go(block + [0, 0, above], OPEN, yaw=yaw, near=0.006, limit=20)
+    block, yaw = hand.grasp_point(colour), hand.grasp_yaw(colour)
+    yield from hand.go(np.add(block, (0, 0, 0.08)), OPEN, yaw=yaw, near=0.02)
+    yield from hand.go(np.add(block, (0, 0, above)), OPEN, yaw=yaw, near=0.006, limit=20)
     yield from hand.close()
     hand.lean = 0.0
 
@@ -170,7 +163,7 @@ def lift(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
     """Off the table, off the drawer, off another block."""
     yaw = hand.grasp_yaw(colour)
     yield from grasp(hand, colour, above=above)
-    yield from hand.go(hand.position + [0, 0, 0.14], CLOSED, yaw=yaw, limit=15)
+    yield from hand.go(np.add(hand.position, (0, 0, 0.14)), CLOSED, yaw=yaw, limit=15)
 
 
 def lift_from_cabinet(hand: Hand, colour: str) -> Moves:
@@ -180,16 +173,16 @@ def lift_from_cabinet(hand: Hand, colour: str) -> Moves:
     lean = wall_lean(block[0])
     go = partial(hand.go, lean=lean)
     yield from go([block[0], -0.08, 0.56], OPEN, near=0.02)
-    yield from go(block + [0, -0.07, 0.03], OPEN, near=0.015)
-    yield from go(block + [0, -0.005, 0.005], OPEN, near=0.006, limit=20)
+    yield from go(np.add(block, (0, -0.07, 0.03)), OPEN, near=0.015)
+    yield from go(np.add(block, (0, -0.005, 0.005)), OPEN, near=0.006, limit=20)
     yield from hand.close()
     hand.lean = lean
-    yield from go(hand.position + [0, -0.03, 0.08], CLOSED, limit=15)
+    yield from go(np.add(hand.position, (0, -0.03, 0.08)), CLOSED, limit=15)
 
 
 def take(hand: Hand, colour: str) -> Moves:
     """Pick up a block wherever it lies."""
-    yield from (lift_from_cabinet if hand.block(colour)[1] > 0.02 else lift)(hand, colour)
+    yield from (lift_from_cabinet if hand.place(colour) == "cabinet" else lift)(hand, colour)
 
 
 def push(hand: Hand, colour: str, *, side: int) -> Moves:
@@ -206,35 +199,23 @@ def push(hand: Hand, colour: str, *, side: int) -> Moves:
     yield from hand.go([beside, y, 0.455], CLOSED, near=0.02)
     for _ in range(4):
         yield from hand.go([x + side * 0.14, y, 0.455], CLOSED, speed=0.5, until=slides_home)
-        yield from hand.go(hand.position - [side * 0.04, 0, 0], CLOSED, near=0.02, limit=6)
+        yield from hand.go(np.subtract(hand.position, (side * 0.04, 0, 0)), CLOSED, near=0.02, limit=6)
 
 
 def rotate(hand: Hand, colour: str, *, side: int) -> Moves:
     """Turn the block in the hand, a little over the table, and let it drop; `side` 1 is to the left."""
     yaw = hand.grasp_yaw(colour)
     yield from grasp(hand, colour)
-    yield from hand.go(hand.position + [0, 0, 0.012], CLOSED, yaw=yaw + side * 1.3, near=0.008)
+    yield from hand.go(np.add(hand.position, (0, 0, 0.012)), CLOSED, yaw=yaw + side * 1.3, near=0.008)
     yield from hand.stay(6, OPEN)
-
-
-def free_spot(hand: Hand, held: str, low: float, high: float, blocked: list[float]) -> float:
-    """The x between `low` and `high` farthest from the `blocked` ones; of equals, the one nearest to the middle."""
-    spots = np.linspace(low, high, 15)
-    room = np.min([np.minimum(np.abs(spots - x), 0.1) for x in [*blocked, np.inf]], axis=0)
-    return float(spots[np.argmax(room - 0.01 * np.abs(spots - (low + high) / 2))])
-
-
-def others(hand: Hand, held: str | None) -> dict[str, Array]:
-    """Where the other blocks are."""
-    return {colour: hand.block(colour) for colour in COLOURS if colour != held}
 
 
 def put_down(hand: Hand, held: str) -> Moves:
     """Leave a block on the table: here if it touches it, else at a free place."""
     if hand.block(held)[2] > TABLE_Z + 2 * HALF_WIDTH:
         low, high = hand.stage.link_box("drawer_link")
-        blocked = [p[0] for p in others(hand, held).values() if p[1] < 0.02]
-        spot = free_spot(hand, held, low[0] + 0.06, high[0] - 0.06, [*blocked, middle(hand, "button_link")[0]])
+        blocked = [block[0] for block in hand.blocks_in("table", but=held).values()]
+        spot = free_spot(low[0] + 0.06, high[0] - 0.06, [*blocked, hand.middle("button_link")[0]])
         go = partial(hand.go, grip=CLOSED, lean=hand.lean)
         yield from hand.withdraw(CLOSED)
         yield from go([spot, -0.11, CRUISE_Z], near=0.02)
@@ -245,11 +226,9 @@ def put_down(hand: Hand, held: str) -> Moves:
 
 def place_in_drawer(hand: Hand) -> Moves:
     """Let go between the drawer's front and the edge of the table."""
-    held = hand.held()
-    low, high = hand.stage.link_box("drawer_link")
-    y = (low[1] + 0.07 + hand.stage.link_box("base_link")[0][1]) / 2
-    blocked = [p[0] for p in others(hand, held).values() if p[2] < TABLE_Z - 0.03]
-    x = free_spot(hand, held, (low[0] + high[0]) / 2 - 0.1, (low[0] + high[0]) / 2 + 0.1, blocked)
+    front, edge = (hand.stage.link_box(link)[0][1] for link in ("drawer_link", "base_link"))
+    y, middle = (front + 0.07 + edge) / 2, hand.middle("drawer_link")[0]
+    x = free_spot(middle - 0.1, middle + 0.1, [block[0] for block in hand.blocks_in("drawer").values()])
     go = partial(hand.go, lean=hand.lean)
     yield from go([x, y, CRUISE_Z], CLOSED, near=0.03)
     yield from go([x, y, 0.385 + 0.05 * hand.lean], CLOSED, near=0.015, limit=20)
@@ -263,12 +242,11 @@ def place_in_cabinet(hand: Hand) -> Moves:
     if held is None:
         return
     low, high = (corner[0] for corner in hand.stage.link_box("plank_link"))
-    door = middle(hand, "slide_link")[0]
-    side = 1 if door > (low + high) / 2 else -1  # where the door is
-    edge = (low if side > 0 else high) - side * -0.04, (high if side > 0 else low) - side * (2 * HALF_DOOR + 0.04)
-    blocked = [p[0] for p in others(hand, held).values() if p[1] > 0.02]
-    x = free_spot(hand, held, min(edge), max(edge), blocked)
-    yield from clear_of_door(hand, x)
+    door = hand.middle("slide_link")[0]
+    left = low + 0.05, max(door - DOOR_ROOM, low + 0.05)
+    right = min(door + DOOR_ROOM, high - 0.05), high - 0.05
+    blocked = [block[0] for block in hand.blocks_in("cabinet", but=held).values()]
+    x = free_spot(*(left if door > (low + high) / 2 else right), blocked)
     lean = wall_lean(x)
     tilt = lean - hand.lean
     z = TABLE_Z + 0.008 + hand.half_length(held) * abs(np.sin(tilt)) + HALF_WIDTH * np.cos(tilt)
@@ -283,49 +261,55 @@ def place_in_cabinet(hand: Hand) -> Moves:
 def stack(hand: Hand) -> Moves:
     """Set the held block on one that lies on the table, by where the blocks are, not the hand."""
     held = hand.held()
-    on_table = [p for p in others(hand, held).values() if p[1] < 0.02 and TABLE_Z < p[2] < TABLE_Z + 3 * HALF_WIDTH]
-    if held is None or not on_table:
+    bases = [block for block in hand.blocks_in("table", but=held).values() if block[2] < TABLE_Z + 3 * HALF_WIDTH]
+    if held is None or not bases:
         return
-    base = min(on_table, key=lambda p: float(np.linalg.norm(p - hand.position)))
-    low, high = hand.stage.link_box("button_link")
-    reach = hand.half_extent(held) + 0.003
-    if low[1] < base[1] + reach[1] and base[1] - reach[1] < high[1]:  # beside the button: keep off it
-        clear = high[0] + reach[0] if base[0] > low[0] else low[0] - reach[0]
-        base[0] += np.clip(clear - base[0], 0, 0.015) if base[0] > low[0] else np.clip(clear - base[0], -0.015, 0)
+    base = min(bases, key=lambda block: float(np.linalg.norm(block - hand.position)))
+    base[0] += off_button(hand, base, hand.half_extent(held) + 0.003)
     top = TABLE_Z + 2 * HALF_WIDTH + hand.half_extent(held)[2]
     go = partial(hand.go, grip=CLOSED, lean=hand.lean)
     for height, near, limit in ((0.06, 0.02, 40), (0.01, 0.006, 20), (0.003, 0.004, 12)):
         offset = hand.position - hand.block(held)
         yield from go([*(base + offset)[:2], top + offset[2] + height], near=near, limit=limit)
     yield from hand.stay(6, OPEN)
-    yield from hand.go(hand.position + [0, 0, 0.1], OPEN, lean=hand.lean)
+    yield from hand.go(np.add(hand.position, (0, 0, 0.1)), OPEN, lean=hand.lean)
+
+
+def off_button(hand: Hand, base: Array, reach: Array) -> float:
+    """How far along x to stack off the middle, so that the upper block does not touch the button too."""
+    low, high = hand.stage.link_box("button_link")
+    if base[1] + reach[1] < low[1] or base[1] - reach[1] > high[1]:
+        return 0.0
+    if base[0] > low[0]:
+        return float(np.clip(high[0] + reach[0] - base[0], 0, 0.015))
+    return float(np.clip(low[0] - reach[0] - base[0], -0.015, 0))
 
 
 def unstack(hand: Hand) -> Moves:
     """Lift the highest block on the table."""
-    top = max(COLOURS, key=lambda colour: hand.block(colour)[2] if hand.block(colour)[1] < 0.02 else 0.0)
-    yield from lift(hand, top, above=0.015)
+    blocks = hand.blocks_in("table")
+    if blocks:
+        yield from lift(hand, max(blocks, key=lambda colour: blocks[colour][2]), above=0.015)
 
 
 def push_into_drawer(hand: Hand) -> Moves:
     """Closed fingers push a block off the table's edge, once it lies before the drawer."""
-    low, high = hand.stage.link_box("drawer_link")
-    on_table = {c: p for c, p in others(hand, None).items() if p[1] < 0.02 and p[2] > TABLE_Z}
-    if not on_table:
+    blocks = hand.blocks_in("table")
+    if not blocks:
         return
-    colour = min(on_table, key=lambda c: abs(on_table[c][0] - (low[0] + high[0]) / 2))
-    x, y, _ = hand.block(colour)
-    inside = float(np.clip(x, low[0] + DRAWER_WALL, high[0] - DRAWER_WALL))
-    if abs(inside - x) > 0.01:
+    colour = min(blocks, key=lambda colour: abs(blocks[colour][0] - hand.middle("drawer_link")[0]))
+    x, y, _ = blocks[colour]
+    inside = float(np.clip(x, *hand.drawer_room()))
+    if abs(inside - x) > 0.015:
         yield from grasp(hand, colour)
         yield from hand.go([inside, y, hand.position[2] + 0.005], CLOSED, yaw=hand.grasp_yaw(colour), near=0.006)
         yield from hand.release()
         yield from hand.withdraw(OPEN)
     x, y, _ = hand.block(colour)
-    behind = y + hand.half_extent(colour)[1] + 0.045
+    behind = y + hand.half_extent(colour)[1] + 0.03  # no farther: the door's handle is close
     yield from hand.go([x, behind, 0.54], CLOSED, near=0.02)
     yield from hand.go([x, behind, 0.465], CLOSED, near=0.02)
-    yield from hand.go([x, hand.stage.link_box("base_link")[0][1] - 0.06, 0.465], CLOSED, speed=0.6)
+    yield from hand.go([x, hand.stage.link_box("base_link")[0][1] - 0.06, 0.465], CLOSED, speed=0.5)
     yield from hand.withdraw(CLOSED)
     yield from hand.stay(4, CLOSED)
 

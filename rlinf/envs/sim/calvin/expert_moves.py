@@ -22,7 +22,7 @@ Point = Array | Sequence[float]
 
 OPEN, CLOSED = 1.0, -1.0
 YAW = 1.5  # of the gripper at rest; its fingers then open along x
-STEP_LENGTH, STEP_ANGLE = 0.02, 0.05  # m and rad of an action of 1
+STEP_LENGTH, STEP_ANGLE = 0.02, 0.05  # m and rad of an action of 1, as in stage.py (which imports pybullet)
 GAIN, GAIN_LIMIT, GAIN_REACH = 0.15, 0.05, 0.005  # integral part, against the steady error of the inverse kinematics
 MAX_TURN_ERROR = 0.15  # rad
 TABLE_Z, CRUISE_Z = 0.44, 0.57  # the table's top; where a gripper with a block passes over everything on it
@@ -30,6 +30,9 @@ WALL_Y = -0.03  # beyond it the gripper is at the slanted wall
 HALF_WIDTH = 0.02  # of every block, and of its height
 HALF_LENGTH = {"small": 0.02, "middle": 0.028, "big": 0.04}
 HOLDING = (0.02, 0.035)  # fingers this far apart, and a block this near, are holding it
+FINGER_ROOM = 0.055  # from the middle of an open gripper to the outside of its fingers
+GRASP_SHIFT = 0.018  # how far off a block's middle closing fingers still take it
+DRAWER_WALL = 0.04  # its thickness, with the margin of the box around the drawer
 
 
 class Hand:
@@ -81,6 +84,33 @@ class Hand:
                 yaws.append(YAW + (across - YAW + np.pi / 2) % np.pi - np.pi / 2)
         return float(min(yaws, key=lambda yaw: abs(yaw - YAW), default=YAW))
 
+    def grasp_point(self, colour: str) -> Array:
+        """A block's middle, or a little beside it where a finger would come down on a drawer's wall or the button."""
+        block = self.block(colour)
+        low, high = -np.inf, np.inf
+        if self.place(colour) == "drawer":
+            low, high = self.drawer_room()
+        else:
+            near, far = self.stage.link_box("button_link")
+            if near[1] - 0.03 < block[1] < far[1] + 0.03:
+                low, high = (far[0] + FINGER_ROOM, high) if block[0] > near[0] else (low, near[0] - FINGER_ROOM)
+        block[0] += np.clip(np.clip(block[0], low, high) - block[0], -GRASP_SHIFT, GRASP_SHIFT)
+        return block
+
+    def drawer_room(self) -> tuple[float, float]:
+        """The lowest and highest x at which an open gripper fits between the drawer's side walls."""
+        low, high = self.stage.link_box("drawer_link")
+        return low[0] + DRAWER_WALL + FINGER_ROOM, high[0] - DRAWER_WALL - FINGER_ROOM
+
+    def place(self, colour: str) -> str:
+        """Where a block is: table (or over it), cabinet, drawer."""
+        _, y, z = self.block(colour)
+        return "cabinet" if y > 0.02 else "drawer" if z < TABLE_Z - 0.03 else "table"
+
+    def blocks_in(self, place: str, *, but: str | None = None) -> dict[str, Array]:
+        """The blocks at a place, without the one in the hand."""
+        return {colour: self.block(colour) for colour in COLOURS if colour != but and self.place(colour) == place}
+
     def held(self) -> str | None:
         """The block between the fingers."""
         least, most = HOLDING
@@ -88,6 +118,11 @@ class Hand:
         distance = {colour: float(np.linalg.norm(self.block(colour) - here)) for colour in COLOURS}
         nearest = min(distance, key=distance.__getitem__)
         return nearest if self.stage.gripper < 0 and self.width > least and distance[nearest] < most else None
+
+    def middle(self, link: str) -> Array:
+        """Of the box around a part of the table, f64 [3]."""
+        low, high = self.stage.link_box(link)
+        return (low + high) / 2
 
     def go(
         self,
@@ -152,6 +187,13 @@ class Hand:
         if here[2] < CRUISE_Z - 0.03:
             here[2] = CRUISE_Z
             yield from self.go(here, grip, euler=euler, near=0.03, limit=25)
+
+
+def free_spot(low: float, high: float, blocked: list[float]) -> float:
+    """The x between `low` and `high` farthest from the `blocked` ones; of equals, the one nearest to the middle."""
+    spots = np.linspace(low, high, 15)
+    room = np.min([np.minimum(np.abs(spots - x), 0.1) for x in [*blocked, np.inf]], axis=0)
+    return float(spots[np.argmax(room - 0.01 * np.abs(spots - (low + high) / 2))])
 
 
 def wrap(angle: Array) -> Array:
