@@ -23,6 +23,8 @@ class PolicySpec:
     values_per_chunk: int  # V: 1, or num_action_chunks for an action-level critic
     critic_state_dim: int  # privileged state its critic reads; 0 for none
     trainable: Literal["all", "lora", "expert"]  # what weight sync and optimiser see
+    images_key: str = "actor.model.num_images_in_input"  # the keys that set num_images and state_dim, for errors
+    state_key: str = "actor.model.proprio_dim"
     binary_gripper: bool = False  # a token policy's gripper has no meaningful zero: 0 maps to -1 where a sign is taken
 
 
@@ -89,6 +91,11 @@ class ModelConfig:
     def completed(self, rest: Surroundings) -> Self:
         """This block with what only the rest of the config knows."""
         return replace(self, gradient_checkpointing=self.gradient_checkpointing or rest.gradient_checkpointing)
+
+    @property
+    def stored_precision(self) -> Literal["fp32", "bf16"]:
+        """What the network is stored in; bf16 is refused where there is no GPU."""
+        return "bf16" if self.precision in ("bf16", "bf16-mixed") else "fp32"
 
     def num_parameters(self) -> dict[str, int]:
         """Parameter counts by part."""

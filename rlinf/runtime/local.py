@@ -18,7 +18,10 @@ class LocalGroup:
     """The ranks of one worker class, a thread each."""
 
     def __init__(self, workers: Sequence[Worker], role: str) -> None:
-        self._ranks = [(w, ThreadPoolExecutor(1, thread_name_prefix=f"{role}-{w.rank}")) for w in workers]
+        self._ranks = [
+            (w, ThreadPoolExecutor(1, f"{role}-{w.rank}", initializer=_use, initargs=(w.process.device,)))
+            for w in workers
+        ]
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -77,6 +80,12 @@ def _device(plan: Plan) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", next(iter(plan.actor[0].devices), 0))
+
+
+def _use(device: torch.device) -> None:
+    """Kernels, streams and recordings of this thread go to the worker's own accelerator."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _resolve(value: Any) -> Any:

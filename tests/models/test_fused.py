@@ -87,6 +87,13 @@ def test_attention_of_few_queries(rows, masked):
 
 
 @gpu
+def test_attention_keeps_the_gradient_of_values_alone():
+    q, k, v = (randn(B, 2, 8, 64, device="cuda").bfloat16() for _ in range(3))
+    fused.attend(q, k, v.requires_grad_(), None).sum().backward()
+    assert v.grad is not None
+
+
+@gpu
 def test_linear_with_gelu():
     layer, x = nn.Linear(64, 96).cuda().bfloat16(), randn(B, S, 64, device="cuda").bfloat16()
     with torch.no_grad():
@@ -114,6 +121,34 @@ class Two(Packed):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 5)
+
+
+class Three(Packed):
+    groups = (("a", "b", "c"),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, n) for n in (3, 5, 2))
+
+
+class Doubled(nn.Linear):
+    """Stands for an adapted layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+def test_an_adapted_layer_in_the_middle_is_noticed():
+    block, x = Three(), randn(6, 4)
+    pack(block)
+    before = block.project(block.groups[0], x)
+    layer = Doubled(4, 5)
+    layer.weight, layer.bias = block.b.weight, block.b.bias
+    block.b = layer
+    after = block.project(block.groups[0], x)
+    torch.testing.assert_close(after[1], 2 * before[1])
+    torch.testing.assert_close(after[2], before[2])
 
 
 def test_packed_layers_keep_names_follow_updates_and_notice_replacement(monkeypatch):

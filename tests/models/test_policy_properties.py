@@ -14,6 +14,7 @@ import torch
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, PolicyEval, PolicyOutput
+from rlinf.models import lora
 from rlinf.models.config import ModelConfig
 from rlinf.models.nn import packed
 from rlinf.models.nn.checkpointing import BlockStack, set_checkpointing
@@ -214,7 +215,7 @@ def test_joined_projections_are_the_single_ones(structure):
     parts = [part for part in structure.net.modules() if isinstance(part, packed.Packed)]
     joined = [part for part in parts if part._joined]
     for part in joined:
-        assert all(packed._is_current(part._layers(group), weight) for group, (weight, _) in part._joined.items())
+        assert all(found.is_current(part._layers(group)) for group, found in part._joined.items())
     out = rolled_out(structure)
     assert len(joined) == len(parts) > 0
     for part in joined:
@@ -252,6 +253,34 @@ def test_fresh_adapters_change_nothing_and_the_rest_is_frozen(structure):
     learned = gradients(structure, out.replay).keys()
     assert any(".lora_B." in name for name in learned)
     assert all(".lora_" in name or name.startswith(structure.heads) for name in learned)
+
+
+def test_every_case_can_be_learnt_from(policy):
+    """Scoring with gradients runs back to the trainable parts, with the prefix recomputed and (π) kept."""
+    out = rolled_out(policy)
+    for cache in (None, out.cache) if out.cache else (None,):
+        with torch.enable_grad():
+            again = policy.evaluate(out.replay, values=True, entropy=False, cache=cache)
+            again.logprobs.sum().backward()
+        assert any(p.grad is not None for _, p in policy.trainable_parameters())
+        policy.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize("target", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+@pytest.mark.parametrize("name", ["pi0", "openvla"])
+def test_an_adapter_that_has_learnt_acts_and_scores_alike(name, target):
+    """Adapters of a single kind of layer, awake: what is scored is what was done, and both feel the adapters."""
+    cfg = pi("pi0", "flow_sde", "expert", 1, frozen=False) if name == "pi0" else STRUCTURES["openvla"]
+    policy = build(cfg)
+    before = scored(policy, rolled_out(policy).replay)
+    policy.cfg = replace(policy.cfg, is_lora=True, lora_rank=4, lora_targets=[target])
+    policy.attach_adapters(0)
+    with torch.no_grad():
+        for layer in lora.adapted(policy.net).values():
+            layer.lora_B["default"].weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    out = rolled_out(policy)
+    compare("adapted", scored(policy, out.replay), out, DECODED)
+    assert gap(before.values, out.values) > 1e-3
 
 
 def test_frozen_parts_get_no_gradient(structure):

@@ -105,7 +105,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     bias is [B or 1, 1, rows or 1, P]. A handful of queries, as in decoding, would leave the library's kernels idle.
     """
     few = q.shape[2] <= FEW_ROWS and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] in (64, 128, 256)
-    if few and _kernels_for(q) and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
+    if few and _kernels_for(q) and not (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))):
         return _kernel("attend")(q, k, v, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 

@@ -120,7 +120,7 @@ class Attention(Packed):
     def query_key_value(self, x: Tensor, frame: Frame, past: KeyValue | None) -> tuple[Tensor, KeyValue, KeyValue]:
         """[B, S, W] -> queries [B, G, S * R, E], all keys and values to attend to, and those of x alone."""
         q, k, v = self.project(self.groups[0], x)
-        if past is not None and past.buffers is not None:
+        if past is not None and past.buffers is not None and not torch.is_grad_enabled():
             first = past.k.shape[2]
             q, k, v = fused.rope(q, k, v, frame.rope, head_dim=self.head_dim, room=(*past.buffers, first))
             return q, KeyValue(k, v), KeyValue(k[:, :, first:], v[:, :, first:])

@@ -5,6 +5,7 @@ Thousands of small kernels per policy call cost more to launch than to run; a re
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -45,11 +46,16 @@ class Recorder:
         self._pool: Any = None
         self._watched: list[nn.Parameter] = []
         self._weights = 0
+        self._lock = threading.Lock()  # rollout ranks of one process are threads that share a policy
 
     def __call__(self, inputs: dict[str, Tensor | None], **options: Hashable) -> Tensors:
         given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         if not self.enabled or not next(iter(given.values())).is_cuda or torch.cuda.is_current_stream_capturing():
             return self.function(given, **options)
+        with self._lock:
+            return self._replayed(given, options)
+
+    def _replayed(self, given: Tensors, options: dict[str, Hashable]) -> Tensors:
         self._forget_if_moved()
         key = (tuple((n, t.shape, t.dtype) for n, t in given.items()), tuple(options.items()))
         recording = self._recordings.pop(key, None) or self._record(given, options)

@@ -7,13 +7,26 @@ are moved into one tensor of which each is a view, so that in-place updates reac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 Tensor = torch.Tensor
+
+
+class _Joined(NamedTuple):
+    weight: Tensor  # [sum of out, in]
+    bias: Tensor | None
+    places: list[int]  # where each layer's own weight lies in memory
+
+    def is_current(self, layers: Sequence[nn.Module]) -> bool:
+        """Whether nobody has replaced a layer or its parameter (moved, sharded, adapted) since they were joined."""
+        return all(
+            type(layer) is nn.Linear and layer.weight.data_ptr() == place
+            for layer, place in zip(layers, self.places, strict=True)
+        )
 
 
 class Packed(nn.Module):
@@ -23,7 +36,7 @@ class Packed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._joined: dict[tuple[str, ...], tuple[Tensor, Tensor | None]] = {}
+        self._joined: dict[tuple[str, ...], _Joined] = {}
 
     def pack(self) -> None:
         """Move each group's weights (and biases) into one tensor, wherever they are now."""
@@ -35,10 +48,10 @@ class Packed(nn.Module):
     def project(self, group: tuple[str, ...], x: Tensor) -> Sequence[Tensor]:
         """What each layer of `group` makes of x [..., W]; one product when no gradient of theirs is wanted."""
         layers = self._layers(group)
-        weight, bias = self._joined.get(group, (None, None))
-        if weight is None or torch.is_grad_enabled() or not _is_current(layers, weight):
+        joined = self._joined.get(group)
+        if joined is None or torch.is_grad_enabled() or not joined.is_current(layers):
             return [layer(x) for layer in layers]
-        return F.linear(x, weight, bias).split([layer.out_features for layer in layers], -1)
+        return F.linear(x, joined.weight, joined.bias).split([layer.out_features for layer in layers], -1)
 
     def _layers(self, group: tuple[str, ...]) -> list[nn.Linear]:
         return [cast(nn.Linear, self._modules[name]) for name in group]  # or an adapter around one
@@ -51,7 +64,7 @@ def pack(module: nn.Module) -> None:
             part.pack()
 
 
-def _join(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def _join(layers: Sequence[nn.Linear]) -> _Joined:
     with torch.no_grad():
         weight = torch.cat([layer.weight for layer in layers])
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
@@ -62,15 +75,4 @@ def _join(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
         if bias is not None:
             layer.bias.data = bias[first:last]
         first = last
-    return weight, bias
-
-
-def _is_current(layers: Sequence[nn.Module], weight: Tensor) -> bool:
-    """Whether nobody has replaced the parameters (moved, sharded or wrapped the layers) since they were joined."""
-    first, last = layers[0], layers[-1]
-    return (
-        type(first) is nn.Linear
-        and type(last) is nn.Linear
-        and first.weight.data_ptr() == weight.data_ptr()
-        and last.weight.data_ptr() == weight[-last.out_features :].data_ptr()
-    )
+    return _Joined(weight, bias, [layer.weight.data_ptr() for layer in layers])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
@@ -127,6 +128,8 @@ class Config(ModelConfig):
     """`actor.model` of π0 and π0.5."""
 
     model_type: str = "openpi"
+    precision: str | None = None
+    """fp32, bf16, or null: bf16 for `base`, else fp32. A run of `compact`, which is made for CPUs, is always fp32."""
     num_images_in_input: int = 0
     """Cameras read; 0 leaves it to openpi.num_images_in_input."""
     use_proprio: bool = True
@@ -151,12 +154,13 @@ class Config(ModelConfig):
         return *full, *(replace(cfg, is_lora=True, lora_rank=4, lora_alpha=16) for cfg in full[:2])
 
     def completed(self, rest: Surroundings) -> Self:
-        """This block with the simulator's privileged state and the compat switch filled in."""
-        options = self.openpi
+        """This block with the simulator's privileged state, the compat switch and the precision of small runs."""
+        options, precision = self.openpi, self.stored_precision
         if self.value_input == "state" and not options.critic_state_dim:
             options = replace(options, critic_state_dim=rest.critic_state_dim)
         options = replace(options, upstream_values=options.upstream_values or rest.compat is not None)
-        return replace(super().completed(rest), openpi=options)
+        own = replace(super().completed(rest), openpi=options)
+        return own if self.size != "compact" or precision == "fp32" else replace(own, precision="fp32")
 
     @property
     def convention(self) -> DataConvention:
@@ -289,12 +293,20 @@ class Config(ModelConfig):
             num_images=self.num_cameras,
             uses_state=not row.pi05 or row.discrete_state,
             state_dim=self.state_dim,
-            has_logprob=options.noise_method != "flow_ode",
+            has_logprob=options.noise_method == "flow_noise" or min(self._noise_levels()[1]) > 0,
             has_value=self.value_input is not None,
             values_per_chunk=1,
             critic_state_dim=options.critic_state_dim if self.value_input == "state" else 0,
+            images_key=self._images_key,
+            state_key="actor.model.openpi.state_dim",
             trainable="lora" if self.is_lora else "expert" if self.freeze_vlm else "all",
         )
+
+    def without_logprob(self) -> str:
+        key, levels = self._noise_levels()
+        return f"actor.model.openpi.{key}={levels[0] if key == 'noise_level' else self.openpi.noise_params}" if levels != [
+            0.0
+        ] else ""
 
     def _check(self) -> None:
         options, arch, prefix = self.openpi, self.architecture(), "actor.model"
@@ -306,13 +318,20 @@ class Config(ModelConfig):
             above = asdict(self)[top]
             if own is not None and own != above:
                 raise UserError(f"{prefix}.openpi.{key}={own} must equal {prefix}.{top}={above}")
+        for key, given in (
+            ("max_token_len", options.max_token_len),
+            ("action_horizon", options.action_horizon),
+            ("num_steps", options.num_steps),
+        ):
+            if given is not None and given < 1:
+                raise UserError(f"{prefix}.openpi.{key}={given} must be at least 1, or null")
         if not 1 <= self.num_action_chunks <= arch.action_horizon:
             raise UserError(
                 f"{prefix}.num_action_chunks={self.num_action_chunks} must lie between 1 and the action horizon "
                 f"{arch.action_horizon} of {options.config_name}"
             )
-        if self.num_cameras > ALL_CAMERAS:
-            raise UserError(f"{prefix}.openpi.num_images_in_input={self.num_cameras} must be at most {ALL_CAMERAS}")
+        if not 1 <= self.num_cameras <= ALL_CAMERAS:
+            raise UserError(f"{self._images_key}={self.num_cameras} must be at least 1 and at most {ALL_CAMERAS}")
         if self.state_dim < 1 and (not self.convention.pi05 or self.convention.discrete_state):
             raise UserError(
                 f"{prefix}.openpi.state_dim={self.state_dim} must be at least 1: {options.config_name} reads it"
@@ -325,9 +344,28 @@ class Config(ModelConfig):
             raise UserError(f"{prefix}.openpi.use_dsrl=True is not supported; set it to False")
         if self.value_type != "chunk_level":
             raise UserError(f"{prefix}.value_type={self.value_type} must be chunk_level for model_type openpi")
-        if len(options.noise_params) != 3 or len(options.noise_logvar_range) != 2:
-            raise UserError(f"{prefix}.openpi.noise_params needs 3 numbers and noise_logvar_range 2")
+        self._check_noise()
         _ = self.stored_precision
+
+    def _check_noise(self) -> None:
+        """Numbers that would divide by zero, or give a deviation that is none."""
+        options, prefix = self.openpi, "actor.model.openpi"
+        if len(options.noise_params) != 3 or len(options.noise_logvar_range) != 2:
+            raise UserError(f"{prefix}.noise_params needs 3 numbers and noise_logvar_range 2")
+        start, end, steps = options.noise_params
+        if options.noise_anneal and not (0 <= start < math.inf and 0 <= end < math.inf and 0 < steps < math.inf):
+            raise UserError(
+                f"{prefix}.noise_params={options.noise_params} must be start and end, at least 0, and a positive number "
+                "of steps"
+            )
+        if not 0 <= options.noise_level < math.inf:
+            raise UserError(f"{prefix}.noise_level={options.noise_level} must be positive")
+        low, high = options.noise_logvar_range
+        if options.noise_method == "flow_noise" and not 0 < low <= high < math.inf:
+            raise UserError(
+                f"{prefix}.noise_logvar_range={options.noise_logvar_range} must be two positive standard deviations, "
+                "the smaller one first"
+            )
 
 
 def _mlp_parameters(widths: tuple[int, ...]) -> int:

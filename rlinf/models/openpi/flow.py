@@ -8,7 +8,7 @@ the predicted noise; the methods differ in w0, w1 and σ only.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ def timesteps(num_steps: int) -> Tensor:
     return torch.cat((torch.linspace(1.0, 1.0 / num_steps, num_steps), torch.zeros(1)))
 
 
-@lru_cache(maxsize=256)
+@cache  # never dropped: recorded kernels keep its address
 def step_weights(method: NoiseMethod, num_steps: int, noise_level: float, device: torch.device | str) -> Weights:
     """The table of one sampler. flow_noise has the ODE's mean; its σ comes from a network."""
     t = timesteps(num_steps).double()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -73,13 +73,13 @@ def _lengths(kv: Sequence[KeyValue], valid: Tensor | None) -> Tensor:
     return torch.full((k.shape[0],), k.shape[2], device=k.device) if valid is None else valid.sum(1)
 
 
-@lru_cache(maxsize=256)
+@cache  # never dropped: recorded kernels keep its address
 def _block_starts(prefix: int, starts: tuple[int, ...], device: torch.device) -> Tensor:
     """Kept on the device: one block of `prefix` tokens, then `starts`."""
     return torch.tensor([0] * prefix + list(starts), device=device)
 
 
-@lru_cache(maxsize=16)
+@cache  # never dropped: recorded kernels keep its address
 def _angular_frequencies(width: int, device: torch.device) -> Tensor:
     """2π / period at periods from 4e-3 to 4, geometrically: f64 [width / 2]."""
     fraction = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
@@ -127,7 +127,10 @@ class Policy(PretrainedPolicy):
         given["start"] = noise.normal(shape)
         if train:
             given["draws"] = noise.normal((sampler.num_steps if sampler.joint else 1, *shape))  # [B, N or 1, H, D]
-        out = self._act(given, train=train, noise_level=self.noise_level)
+            given["table"] = torch.stack(
+                tuple(sampler.weights(inputs.images.device))
+            )  # [4, N]; noise levels may change
+        out = self._act(given, train=train)
         actions = self.processor.decode_actions(out["last"], inputs.raw_state)
         if not train:
             return PolicyOutput(actions, torch.zeros_like(actions), None, {})
@@ -136,13 +139,14 @@ class Policy(PretrainedPolicy):
         cache = {name: t for name, t in out.items() if name in CACHED}
         return PolicyOutput(actions, out["logprobs"], out.get("values"), replay, cache or None)
 
-    def _actions(self, given: dict[str, Tensor], *, train: bool, noise_level: float) -> dict[str, Tensor]:
+    def _actions(self, given: dict[str, Tensor], *, train: bool) -> dict[str, Tensor]:
         """Prefix and denoising as one function of tensors, which a GPU records: nothing random, nothing waited for."""
-        sampler, state, start = self.sampler(noise_level), given.get("state"), given["start"]
+        sampler, state, start = self.sampler(), given.get("state"), given["start"]
         prefix = self._prefix(given["images"], given["tokens"], given.get("valid"))
         if not train:
             return {"last": sampler.ode(prefix, state, start).x[:, -1]}
         index, draws = given.get("index"), given["draws"]
+        sampler = replace(sampler, table=flow.Weights(*given["table"]))
         chain = sampler.sample(prefix, state, start, lambda i: draws[:, i if sampler.joint else 0], index)
         x, features, pooled = chain.x, chain.features, self.pool(prefix)
         if index is not None:
@@ -225,14 +229,14 @@ class Policy(PretrainedPolicy):
             start, end, steps = self.cfg.openpi.noise_params
             self.noise_level = flow.annealed_noise_level(step, start, end, steps)
 
-    def sampler(self, noise_level: float | None = None) -> Sampler:
-        """The configured noise method, at the current noise level unless told another."""
+    def sampler(self) -> Sampler:
+        """The configured noise method at the current noise level."""
         options = self.cfg.openpi
         return Sampler(
             net=self.net,
             method=options.noise_method,
             num_steps=self.cfg.denoise_steps,
-            noise_level=self.noise_level if noise_level is None else noise_level,
+            noise_level=self.noise_level,
             joint=options.joint_logprob,
             squared_error=options.safe_get_logprob,
             noise_head=self.noise_head,

@@ -67,6 +67,7 @@ class Sampler:
     joint: bool = False
     squared_error: bool = False
     noise_head: NoiseHead | None = None
+    table: flow.Weights | None = None  # where given, instead of the one of method, num_steps and noise_level
 
     def num_choices(self, *, ignore_last: bool) -> int:
         """Steps a single stochastic step may be drawn from; the last one of flow_cps has no noise."""
@@ -80,7 +81,7 @@ class Sampler:
         self, prefix: Prefix, state: Tensor | None, x: Tensor, index: Tensor | slice, times: Times
     ) -> Transition:
         """The stochastic step at x [B, H, D]: one `index` i64 [B] per row, or a slice of one step for all rows."""
-        weights = self._weights(x.device).at(index)
+        weights = self.weights(x.device).at(index)
         features = self.net.suffix(prefix, state, x, times.at(index))
         velocity = self.net.velocity(features)
         mean = flow.step_mean(weights, x, velocity)
@@ -109,7 +110,7 @@ class Sampler:
         With `joint`, every step is stochastic and `index` is not read.
         """
         n, device = self.num_steps, noise.device
-        mine, ode = self._weights(device), flow.step_weights("flow_ode", n, 0.0, device)
+        mine, ode = self.weights(device), flow.step_weights("flow_ode", n, 0.0, device)
         if self.joint:
             chosen = torch.ones(len(noise), n, dtype=torch.bool, device=device)
         else:
@@ -172,7 +173,7 @@ class Sampler:
     def _logprob_of(self, path: _Path, index: Tensor | slice | None) -> Tensor:
         """Log-prob [B, H, D] of one step of a sampled path: a step per row i64 [B], or a slice of one for all."""
         assert index is not None
-        weights = self._weights(path.x.device).at(index)
+        weights = self.weights(path.x.device).at(index)
 
         def pick(steps: Tensor, offset: int = 0) -> Tensor:
             if isinstance(index, slice):
@@ -183,7 +184,10 @@ class Sampler:
         std = weights.std.expand_as(mean) if path.std is None else pick(path.std)
         return self._logprob(pick(path.x, 1), mean, std)
 
-    def _weights(self, device: torch.device) -> flow.Weights:
+    def weights(self, device: torch.device) -> flow.Weights:
+        """Per-step weights of this sampler."""
+        if self.table is not None:
+            return self.table
         return flow.step_weights(self.method, self.num_steps, self.noise_level, device)
 
     def _logprob(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:

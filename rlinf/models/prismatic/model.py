@@ -6,7 +6,7 @@ width, K actions a chunk, D action columns.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from rlinf.models.prismatic.architecture import Architecture, Rgb, Tower
 Tensor = torch.Tensor
 
 
-@lru_cache(maxsize=16)
+@cache  # never dropped: recorded kernels keep its address
 def _pixel_affine(mean: Rgb, std: Rgb, device: torch.device) -> tuple[Tensor, Tensor]:
     """Shift and scale, f32 [3, 1], that normalise bytes: bytes * scale + shift. Kept out of `.to(bfloat16)`."""
     center, spread = (torch.tensor(x, dtype=torch.float64)[:, None] for x in (mean, std))
