@@ -10,10 +10,10 @@ import torch
 
 from rlinf.config.convert import convert
 from rlinf.errors import UserError
-from rlinf.models.columns import read_json
-from rlinf.models.config import ModelConfig, find_config
+from rlinf.models.config import ModelConfig, available_models, find_config
 from rlinf.models.policy import find_policy
-from rlinf.models.pretrained import SETTINGS, PretrainedPolicy
+from rlinf.models.pretrained import PretrainedPolicy
+from rlinf.models.saved import SETTINGS, TEMPORARY, saved_settings
 from rlinf.training.checkpoint import policy_folder, verify_ckpt_path
 
 
@@ -25,14 +25,17 @@ def export_policy(checkpoint: Path, output: Path) -> Path:
         raise UserError(f"CHECKPOINT={checkpoint} is a file; pass the folder global_step_N or its actor/model")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"OUTPUT={output} exists; choose another folder")
+    if output.resolve() == Path.cwd():
+        raise UserError(f"OUTPUT={output} is the current folder; name one inside it")
     cfg = stored_settings(folder)
     policy = find_policy(cfg.model_type).build(cfg, torch.device("cpu"))
     assert isinstance(policy, PretrainedPolicy)
-    work = output.with_name(f".tmp-{output.name}")
+    work = output.with_name(f"{TEMPORARY}{output.name}")
     shutil.rmtree(work, ignore_errors=True)
     try:
         policy.export(work)
     except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
         raise UserError(f"OUTPUT={output} cannot be written: {error.strerror}") from error
     if output.exists():
         output.rmdir()
@@ -45,8 +48,11 @@ def stored_settings(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no config.json, so it is no policy that rlinf saved")
-    tree = read_json(path).get(SETTINGS)
-    if not isinstance(tree, dict) or "model_type" not in tree:
+    tree = saved_settings(folder)
+    if "model_type" not in tree:
         raise UserError(f"{path} has no entry {SETTINGS!r}: only policies that rlinf saved can be exported")
+    if tree["model_type"] not in available_models():
+        available = ", ".join(available_models())
+        raise UserError(f"{path}: {SETTINGS}.model_type={tree['model_type']} is unknown; available: {available}")
     cfg = convert(find_config(tree["model_type"]), tree, SETTINGS, lambda _: str(path))
     return replace(cfg, model_path=str(folder))

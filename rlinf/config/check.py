@@ -16,7 +16,7 @@ from rlinf.envs.sim.base import EnvSpec
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec
-from rlinf.runtime.placement import COMPONENTS, Plan, make_plan
+from rlinf.runtime.placement import COMPONENTS, Plan, make_plan, visible_accelerators
 from rlinf.training.checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         check_fit("env.train", cfg.env.train, policy)
     if purpose == "sft":
         _check_weights(cfg, purpose)
+        gpus = visible_accelerators() if devices is None else sum(devices)
+        _check_precision(cfg, has_gpu=gpus > 0)
         return
     plan = make_plan(cfg, devices)
     if training:
@@ -58,6 +60,9 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_trials(cfg.env.eval)
     if not cfg.runner.eval_expert:
         _check_weights(cfg, purpose)
+        if purpose != "plan":
+            computing = (*plan.rollout, *plan.actor) if training else plan.rollout
+            _check_precision(cfg, has_gpu=all(slot.devices for slot in computing))
 
 
 def _check_positive(path: str, **values: int) -> None:
@@ -151,12 +156,23 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
             raise UserError(
                 f"{key} is not set; size base needs a checkpoint folder (actor.model.size=compact starts without one)"
             )
-        if purpose != "sft" and cfg.runner.resume_dir is None:
+        if purpose != "sft" and cfg.runner.resume_dir is None and cfg.runner.ckpt_path is None:
             logger.warning("%s is not set: the policy starts from random weights", key)
-    elif not Path(model.model_path).exists():
+    elif not Path(model.model_path).expanduser().exists():
         raise UserError(f"{key}={model.model_path!r} does not exist")
-    if model.is_lora and model.lora_path is not None and not Path(model.lora_path).exists():
+    if model.is_lora and model.lora_path is not None and not Path(model.lora_path).expanduser().exists():
         raise UserError(f"actor.model.lora_path={model.lora_path!r} does not exist")
+
+
+def _check_precision(cfg: Config, *, has_gpu: bool) -> None:
+    """Some CPUs die in bf16 arithmetic, without a message."""
+    model = cfg.actor.model
+    if model.stored_precision == "bf16" and not has_gpu:
+        given = f"null, which is bf16 for size {model.size}," if model.precision is None else model.precision
+        raise UserError(
+            f"actor.model.precision={given} needs a GPU, and this run has none for its policy; "
+            "set actor.model.precision=fp32"
+        )
 
 
 def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
@@ -165,10 +181,13 @@ def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
     _check_action(path, spec, policy)
     cameras = 1 + spec.num_wrist_images
     if policy.num_images > cameras:
-        raise UserError(f"{path}: suite {spec.suite} has {cameras} camera(s), the model reads {policy.num_images}")
+        raise UserError(
+            f"{policy.images_key}={policy.num_images} must be at most {cameras}, the cameras of {path} ({spec.suite})"
+        )
     if policy.uses_state and policy.state_dim > spec.state_dim:
         raise UserError(
-            f"{path}: suite {spec.suite} has {spec.state_dim} state columns, the model reads {policy.state_dim}"
+            f"{policy.state_key}={policy.state_dim} must be at most {spec.state_dim}, the state columns of {path} "
+            f"({spec.suite})"
         )
     if policy.critic_state_dim not in (0, spec.critic_state_dim):
         raise UserError(

@@ -105,7 +105,7 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
             privileged = env_spec(env, f"env.{name}").critic_state_dim
     trained = policy_folder(cfg.runner.ckpt_path) if cfg.runner.ckpt_path is not None else None
     if trained is not None:
-        model = replace(model, model_path=str(trained))
+        model = replace(model, model_path=str(trained), lora_path=None)  # its adapters are those of the run
     elif model.size != "base" and is_placeholder(model.model_path):
         model = replace(model, model_path=None)
     sampling = cfg.rollout.sampling_params

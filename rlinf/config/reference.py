@@ -44,8 +44,8 @@ def page() -> str:
     """The whole page as Markdown."""
     parts = [HEADER, *_sections(Config, "")]
     for name in available_models():
-        parts += [f"## `actor.model` with `model_type: {name}`\n", _table(find_config(name), "actor.model")]
-        parts += _inner(find_config(name), "actor.model", level=2)
+        parts += [f"## `actor.model` with `model_type: {name}`\n", _table(find_config(name), "actor.model", name)]
+        parts += _inner(find_config(name), "actor.model", 2, name)
     for name in available_simulators():
         options = find_simulator(name).Options
         parts += [f"## `env.{{train,eval}}.init_params` with `env_type: {name}`\n", _table(options, "init_params")]
@@ -65,26 +65,35 @@ def sentences(cls: type) -> dict[str, str]:
 
 
 @cache
-def names_read() -> frozenset[str]:
-    """Every attribute and subscript that the package reads: a config key that is not among them has no effect."""
-    files = [p for p in Path(rlinf.__path__[0]).rglob("*.py") if p.name not in ONLY_LOOK]
+def names_read(model: str = "") -> frozenset[str]:
+    """Every attribute and subscript that the package reads: a config key that is not among them has no effect.
+
+    With a `model`, what only the code of other models reads does not count.
+    """
+    package = Path(rlinf.__path__[0])
+    files = [p for p in package.rglob("*.py") if p.name not in ONLY_LOOK]
+    if model:
+        models = package / "models"
+        own = "".join(p.read_text(encoding="utf-8") for p in (models / model).glob("*.py"))
+        used = [p for p in models.iterdir() if p.is_file() or p.name == model or f"rlinf.models.{p.name}." in own]
+        files = [p for p in files if models not in p.parents or models / p.relative_to(models).parts[0] in used]
     nodes = [n for p in files for n in ast.walk(ast.parse(p.read_text(encoding="utf-8")))]
     attributes = (n.attr for n in nodes if isinstance(n, ast.Attribute))
     subscripts = (n.slice.value for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant))
     return frozenset([*attributes, *(s for s in subscripts if isinstance(s, str))])
 
 
-def _sections(cls: type, path: str, level: int = 2) -> Iterator[str]:
+def _sections(cls: type, path: str, level: int = 2, model: str = "") -> Iterator[str]:
     """A table for the plain keys of a block, then one section for each block inside it."""
     title = f"`{path}`" if path else "Top level"
     yield f"{'#' * level} {title}\n"
     if path and _described(cls):
         yield f"{cls.__doc__}\n"
-    yield _table(cls, path)
-    yield from _inner(cls, path, level)
+    yield _table(cls, path, model)
+    yield from _inner(cls, path, level, model)
 
 
-def _inner(cls: type, path: str, level: int) -> Iterator[str]:
+def _inner(cls: type, path: str, level: int, model: str = "") -> Iterator[str]:
     for f in fields(cls):
         kind = get_type_hints(cls)[f.name]
         below = f"{path}.{f.name}" if path else f.name
@@ -92,23 +101,23 @@ def _inner(cls: type, path: str, level: int) -> Iterator[str]:
             if f.name == "train":  # env.eval has the same keys
                 yield from _sections(kind, "env.{train,eval}", min(level + 1, 4))
         elif _is_config(kind) and kind is not ModelConfig:  # models have sections of their own
-            yield from _sections(kind, below, min(level + bool(path), 4))
+            yield from _sections(kind, below, min(level + bool(path), 4), model)
 
 
-def _table(cls: type, path: str) -> str:
+def _table(cls: type, path: str, model: str = "") -> str:
     """The keys of one block, without the blocks inside it."""
     kinds, said = get_type_hints(cls), sentences(cls)
     rows = [
-        f"| `{f.name}` | {_kind(kinds[f.name])} | {_default(f)} | {_meaning(f.name, said, path)} |"
+        f"| `{f.name}` | {_kind(kinds[f.name])} | {_default(f)} | {_meaning(f.name, said, path, model)} |"
         for f in fields(cls)
         if not _is_config(kinds[f.name]) and not said.get(f.name, "").startswith("Test hook")
     ]
     return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]) if rows else ""
 
 
-def _meaning(name: str, said: dict[str, str], path: str) -> str:
+def _meaning(name: str, said: dict[str, str], path: str, model: str) -> str:
     text = said.get(name, "").replace("|", "\\|")
-    unread = [part for part in [*path.split("."), name] if _is_key(part) and part not in names_read()]
+    unread = [part for part in [*path.split("."), name] if _is_key(part) and part not in names_read(model)]
     accepted = text.startswith("Accepted for compatibility")  # says so itself
     return text if accepted or not unread else f"**No effect yet.** {text}".rstrip()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
@@ -49,34 +50,60 @@ class AdapterSetting:
     @classmethod
     def of(cls, cfg: ModelConfig) -> Self:
         """The adapters of a model block: those that `model_path` or `lora_path` hold, else fresh ones."""
-        for path in (cfg.model_path, cfg.lora_path):
-            if path is not None and has_adapters(folder := Path(path).expanduser()):
-                return cls.read(folder)
+        model, own = (None if p is None else Path(p).expanduser() for p in (cfg.model_path, cfg.lora_path))
+        if own is not None and not has_adapters(own):
+            raise UserError(f"actor.model.lora_path={own} holds no {CONFIG_FILE}, so it is no adapter folder")
+        if model is not None and has_adapters(model):
+            if own is not None:
+                raise UserError(
+                    f"actor.model.model_path={model} holds adapters already, and actor.model.lora_path={own} names "
+                    "others; set lora_path to null, or model_path to a plain base"
+                )
+            return cls.read(model)
+        if own is not None:
+            if model is None:
+                raise UserError(
+                    f"actor.model.lora_path={own} needs the weights under its adapters: set actor.model.model_path to "
+                    f"them (recorded: {read_config(own).get('base_model_name_or_path')}), or to {own} instead of "
+                    "lora_path if rlinf saved it"
+                )
+            return cls.read(own)
         if cfg.lora_rank < 1:
             raise UserError(f"actor.model.lora_rank={cfg.lora_rank} must be at least 1")
         if not 0.0 <= cfg.lora_dropout < 1.0:
             raise UserError(f"actor.model.lora_dropout={cfg.lora_dropout} must lie in [0, 1)")
         names = (cfg.lora_targets,) if isinstance(cfg.lora_targets, str) else tuple(cfg.lora_targets)
+        if not names or not all(names):
+            raise UserError(
+                f"actor.model.lora_targets={cfg.lora_targets!r} names no layer; give names or endings, or {ALL_LINEAR}"
+            )
         alpha = cfg.lora_rank if cfg.lora_alpha is None else cfg.lora_alpha
+        if alpha <= 0:
+            raise UserError(f"actor.model.lora_alpha={alpha} must be positive, or null for the rank")
         return cls(cfg.lora_rank, alpha, cfg.lora_dropout, None if names == (ALL_LINEAR,) else names)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """What the adapter_config.json of `folder` says; kinds of LoRA that are not the plain one are refused."""
         path = folder / CONFIG_FILE
-        content = read_config(folder)
+        content: dict[str, Any] = read_config(folder)
         for key, plain in _PLAIN.items():
             if content.get(key, plain[0]) not in plain:
                 raise UserError(f"{path}: {key}={content[key]!r} is not supported; only plain LoRA is")
-        try:
-            rank, alpha, targets = int(content["r"]), content["lora_alpha"], content["target_modules"]
-            dropout = float(content.get("lora_dropout", 0.0))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} lacks a usable r, lora_alpha or target_modules ({error})") from error
+        content = {"r": None, "lora_alpha": None, "target_modules": None, "lora_dropout": 0.0} | content
+        rank, alpha, targets, dropout = (content[k] for k in ("r", "lora_alpha", "target_modules", "lora_dropout"))
+        for key, value, good, rule in (
+            ("r", rank, isinstance(rank, int) and _positive(rank), "a whole number of at least 1"),
+            ("lora_alpha", alpha, _positive(alpha), "a positive number"),
+            ("lora_dropout", dropout, dropout == 0 or (_positive(dropout) and dropout < 1), "a number in [0, 1)"),
+            ("target_modules", targets, _names_layers(targets), "a list of layer names, or a regular expression"),
+        ):
+            if not good:
+                raise UserError(f"{path}: {key}={str(value)[:60]} must be {rule}")
         if isinstance(targets, str):
             everything = targets == ALL_LINEAR
-            return cls(rank, alpha, dropout, None, None if everything else targets, folder)
-        return cls(rank, alpha, dropout, tuple(targets), None, folder)
+            return cls(rank, alpha, float(dropout), None, None if everything else targets, folder)
+        return cls(rank, alpha, float(dropout), tuple(targets), None, folder)
 
     def selects(self, layer: Layer) -> bool:
         """Whether this layer gets adapters."""
@@ -92,17 +119,44 @@ class AdapterSetting:
         chosen = [layer for layer in layers if self.selects(layer)]
         lost = [t for t in self.targets or () if not any(n == t or n.endswith(f".{t}") for n, *_ in chosen)]
         if chosen and (self.folder is not None or not lost):
+            self._check_rank(chosen)
             return chosen
         endings = sorted({layer.name.rpartition(".")[2] for layer in layers})
-        wanted = self.pattern or ", ".join(lost) or ALL_LINEAR
+        wanted = self.pattern or shortened(lost) or ALL_LINEAR
         near = [m for t in lost for m in difflib.get_close_matches(t, endings, 1)]
         key = "actor.model.lora_targets" if self.folder is None else f"{self.folder / CONFIG_FILE}: target_modules"
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{key}: {wanted} names no layer of this model{hint} (endings: {', '.join(endings)})")
 
+    def _check_rank(self, chosen: list[Layer]) -> None:
+        """A rank that no layer can use is a slip of the hand, and may not fit into memory."""
+        largest = max(min(layer.inputs, layer.outputs) for layer in chosen)
+        if self.rank > largest:
+            key = "actor.model.lora_rank" if self.folder is None else f"{self.folder / CONFIG_FILE}: r"
+            raise UserError(f"{key}={self.rank} must be at most {largest}, the full rank of the largest adapted layer")
+
     def num_parameters(self, layers: Iterable[Layer]) -> int:
         """Numbers in the adapters of these layers."""
         return sum(self.rank * (layer.inputs + layer.outputs) for layer in self.chosen(layers))
+
+
+def shortened(names: Sequence[str], n: int = 4) -> str:
+    """The first names of a list, for errors."""
+    return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _names_layers(targets: object) -> bool:
+    if isinstance(targets, str):
+        try:
+            re.compile(targets)
+        except re.error:
+            return False
+        return bool(targets)
+    return isinstance(targets, list) and bool(targets) and all(isinstance(t, str) and t for t in targets)
 
 
 def has_adapters(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rlinf.errors import UserError
+from rlinf.models.adapters import shortened
 from rlinf.models.tensor_files import FLOATS, Header, open_tensors, read_headers
 
 Tensor = torch.Tensor
@@ -104,17 +105,17 @@ def prepare(
         moves[name] = stored
     if unknown:
         hint = _adapter_hint(targets) if any(map(is_adapter, unknown)) else ""
-        raise UserError(f"{source} holds {len(unknown)} tensors this model does not have: {_some(unknown)}{hint}")
+        raise UserError(f"{source} holds {len(unknown)} tensors this model does not have: {shortened(unknown)}{hint}")
     missing = targets.keys() - moves.keys()
     adapters = [name for name in targets if is_adapter(name)]
     groups = [[n for n in targets if n.startswith(prefix) and not is_adapter(n)] for prefix in optional]
     for label, group in zip((*(f"{p}*" for p in optional), "the LoRA adapters"), (*groups, adapters), strict=True):
         lost = sorted(missing.intersection(group))
         if 0 < len(lost) < len(group):
-            raise UserError(f"{source} holds only a part of {label}: {_some(lost)} are missing")
+            raise UserError(f"{source} holds only a part of {label}: {shortened(lost)} are missing")
     required = sorted(name for name in missing if not name.startswith(optional) and not is_adapter(name))
     if required:
-        raise UserError(f"{source} lacks {len(required)} tensors of this model: {_some(required)}")
+        raise UserError(f"{source} lacks {len(required)} tensors of this model: {shortened(required)}")
     return Transfer([(targets[name], stored) for name, stored in moves.items()], missing)
 
 
@@ -142,7 +143,7 @@ def weight_files(source: Path) -> list[Path]:
             shards = sorted(set(_weight_map(source / name).values()))
             lost = [shard for shard in shards if not (source / shard).is_file()]
             if lost:
-                raise UserError(f"{source} lacks {_some(lost)}, named in {name}; the copy is incomplete")
+                raise UserError(f"{source} lacks {shortened(lost)}, named in {name}; the copy is incomplete")
             return [source / shard for shard in shards]
     for name in _SINGLES:
         if (source / name).is_file():
@@ -188,9 +189,12 @@ def _stored(source: Path, side: Sequence[tuple[Path, str]]) -> Iterator[Stored]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        return dict(json.loads(index.read_text())["weight_map"])
+        shards = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{index} cannot be read as an index of shards ({error!r}); copy it again") from error
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise UserError(f"{index} cannot be read as an index of shards: weight_map must name a file per tensor")
+    return shards
 
 
 def _renamed(stored: str, rename: Rename) -> str | None:
@@ -244,7 +248,3 @@ def _adapter_hint(targets: dict[str, Tensor]) -> str:
     if any(map(is_adapter, targets)):
         return "; here these layers are frozen, or not among actor.model.lora_targets"
     return "; for its LoRA adapters set actor.model.is_lora=True, or merge them with `rlinf export`"
-
-
-def _some(names: list[str], n: int = 4) -> str:
-    return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")

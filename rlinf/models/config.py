@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
+from rlinf.errors import UserError
+
 
 @dataclass(frozen=True)
 class PolicySpec:
@@ -126,5 +128,5 @@ def available_models() -> list[str]:
 def find_config(model_type: str) -> type[ModelConfig]:
     """The `Config` of a model, by the name of its folder."""
     if model_type not in available_models():
-        raise ValueError(f"unknown model_type {model_type!r}; available: {', '.join(available_models())}")
+        raise UserError(f"unknown model_type {model_type!r}; available: {', '.join(available_models())}")
     return importlib.import_module(f"rlinf.models.{model_type}.config").Config

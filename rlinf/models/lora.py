@@ -44,8 +44,6 @@ def attach(
     from peft import LoraConfig, inject_adapter_in_model
 
     setting = AdapterSetting.of(cfg)
-    if cfg.lora_path is not None and setting.folder is None:
-        raise UserError(f"actor.model.lora_path={cfg.lora_path} holds no {CONFIG_FILE}, so it is no adapter folder")
     chosen = [layer.name for layer in setting.chosen(la for la in _layers(net) if not la.name.startswith(frozen))]
     config = LoraConfig(
         r=setting.rank,

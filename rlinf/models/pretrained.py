@@ -1,12 +1,14 @@
 """Saving and loading that all policies share: full weights, or adapters beside a base that stays where it is.
 
 A folder with adapters holds adapter_config.json and adapter_model.safetensors (peft's layout), heads.safetensors, and
-model.safetensors with the base itself only when no other folder has it. Loading checks everything before it copies.
+model.safetensors with the base itself only when no other folder keeps it; a base elsewhere is pinned by base.json.
+Loading checks everything before it copies.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,15 +19,16 @@ from safetensors.torch import save_file
 from torch import nn
 
 from rlinf.errors import UserError
-from rlinf.models import lora
+from rlinf.models import lora, saved
 from rlinf.models.adapters import CONFIG_FILE, has_adapters, read_config
-from rlinf.models.checkpoint import Rename, Transfer, plain_targets, prepare, save_weights
+from rlinf.models.checkpoint import Rename, Transfer, plain_targets, prepare, save_weights, weight_files
 from rlinf.models.config import ModelConfig
 from rlinf.models.policy import Policy
+from rlinf.models.saved import SETTINGS
 
 Tensor = torch.Tensor
 HEADS_FILE = "heads.safetensors"
-SETTINGS = "rlinf"  # entry of config.json: the model block the policy was built with
+_STATISTICS = ("dataset_statistics.json", "**/norm_stats.json")
 
 
 class PretrainedPolicy(Policy):
@@ -35,6 +38,7 @@ class PretrainedPolicy(Policy):
     net: nn.Module
     heads: tuple[str, ...] = ("value_head.",)  # an imitation checkpoint lacks them
     base_folder: Path | None = None  # where the weights under the adapters were taken from, if they can be again
+    base_print: saved.Print | None = None  # of its files, as they were then
 
     # ------------------------------------------------------------------ what a model adds
     def published_names(self) -> Rename:
@@ -52,6 +56,11 @@ class PretrainedPolicy(Policy):
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
         """Read and check statistics and whatever else is not weights; the function returned takes them over."""
         raise NotImplementedError
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse a folder that says it holds another policy."""
+        saved.refuse_run_folder(folder)
+        saved.check_model_type(folder, self.cfg.model_type)
 
     def side_files(self, folder: Path) -> Sequence[tuple[Path, str]]:
         """Files that hold weights besides the usual ones, each with the prefix of its names; they win over those."""
@@ -71,10 +80,14 @@ class PretrainedPolicy(Policy):
             self.export(folder)
             return
         self._save_settings(folder, is_lora=True)
-        base = None if self.base_folder is None else str(self.base_folder)
-        lora.save_adapters(self.net, folder, base)
+        base = self.base_folder
+        if base is not None and saved.will_be_deleted(base, folder):
+            base = None
+        lora.save_adapters(self.net, folder, None if base is None else str(base))
         if base is None:
             save_weights(lora.base_state(self.net), folder)
+        elif self.base_print is not None:
+            saved.save_print(folder, self.base_print)
         heads = {name: tensor.detach().contiguous().cpu() for name, tensor in self._head_tensors().items()}
         if heads:
             save_file(heads, folder / HEADS_FILE, metadata={"format": "pt"})
@@ -94,45 +107,79 @@ class PretrainedPolicy(Policy):
     # ------------------------------------------------------------------ in
     def load_pretrained(self, folder: Path) -> None:
         """Take weights and statistics of a folder; one that does not fit changes nothing."""
-        take_extras = self.prepare_extras(folder)
-        self._load(folder)
+        self.check_folder(folder)
+        started_from = self._separate_adapters(folder)
+        take_extras = self.prepare_extras(_first_with_statistics(started_from, folder))
+        self._load(folder, started_from)
         take_extras()
 
     def load_weights(self, file: Path) -> None:
         """Take the weights of a file or folder; a head it lacks altogether keeps its own."""
         self._load(file)
 
-    def _load(self, source: Path) -> None:
+    def _load(self, source: Path, started_from: Path | None = None) -> None:
         if has_adapters(source):
-            transfers, base = self._prepare_adapted(source)
+            transfers, base, prints = self._prepare_adapted(source)
         else:
             side = self.side_files(source) if source.is_dir() else ()
             transfers, base = [self._prepare(source, side)], source.absolute() if source.is_dir() else None
+            prints = None if base is None else self._fingerprint(base)
+        if started_from is not None:
+            transfers += self._prepare_heads(started_from)
+            _warn_of_another_base(started_from, source, prints)
         for transfer in transfers:
             transfer.run()
-        self.base_folder = base
+        self.base_folder, self.base_print = base, prints
+
+    def _separate_adapters(self, folder: Path) -> Path | None:
+        """`lora_path`, where the policy is put together from it and a plain `folder`."""
+        if not self.cfg.is_lora or self.cfg.lora_path is None or has_adapters(folder):
+            return None
+        path = Path(self.cfg.lora_path).expanduser()
+        self.check_folder(path)
+        return path
+
+    def _fingerprint(self, base: Path) -> saved.Print | None:
+        """Of every file the base was read from; only adapters need it."""
+        if not self.cfg.is_lora:
+            return None
+        return saved.fingerprint([*weight_files(base), *(file for file, _ in self.side_files(base))])
 
     def _prepare(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> Transfer:
         names = self.published_names()
         return prepare(plain_targets(self), source, rename=names, optional=self.heads, side=side)
 
-    def _prepare_adapted(self, folder: Path) -> tuple[list[Transfer], Path | None]:
-        """Base, heads and adapters of a folder that `save_pretrained` wrote; and where the base can be found again."""
+    def _prepare_adapted(self, folder: Path) -> tuple[list[Transfer], Path | None, saved.Print | None]:
+        """Base, heads and adapters of a folder that `save_pretrained` wrote; where the base is, and its fingerprint."""
         if not self.cfg.is_lora:
             raise UserError(
                 f"{folder} holds LoRA adapters: set actor.model.is_lora=True, or merge them with `rlinf export`"
             )
         base = _base_of(folder)
-        transfers = []
+        transfers, prints = [], self.base_print
         if base is None:
             transfers.append(self._prepare(folder))
+            prints = None
         elif base != self.base_folder:  # frozen weights that are already here need not be read again
             transfers.append(self._prepare(base, self.side_files(base)))
-        if (folder / HEADS_FILE).is_file():
-            targets = self._head_tensors()
-            transfers.append(prepare(targets, folder / HEADS_FILE, rename=self.published_names(), optional=self.heads))
+            prints = self._fingerprint(base)
+        recorded = saved.recorded_print(folder)
+        if recorded is not None and prints is not None and (change := saved.print_difference(recorded, prints)):
+            raise UserError(
+                f"{folder} holds adapters of the base {base}, which has changed since they were trained: {change}; "
+                "bring the old base back (to go on with this one, set actor.model.model_path to it and "
+                "actor.model.lora_path to the adapters)"
+            )
+        transfers += self._prepare_heads(folder)
         transfers.append(lora.prepare_adapters(self.net, folder, rename=self._net_names()))
-        return transfers, base
+        return transfers, base, prints
+
+    def _prepare_heads(self, folder: Path) -> list[Transfer]:
+        """The heads beside a folder's adapters, where it has them."""
+        file = folder / HEADS_FILE
+        if not file.is_file():
+            return []
+        return [prepare(self._head_tensors(), file, rename=self.published_names(), optional=self.heads)]
 
     def _head_tensors(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(self.heads)}
@@ -152,6 +199,8 @@ def _base_of(folder: Path) -> Path | None:
     recorded = read_config(folder).get("base_model_name_or_path")
     if not recorded:
         return None
+    if not isinstance(recorded, str):
+        raise UserError(f"{folder / CONFIG_FILE}: base_model_name_or_path={recorded!r} must be a folder, or null")
     base = Path(recorded).expanduser()
     if not base.is_dir():
         raise UserError(
@@ -160,3 +209,28 @@ def _base_of(folder: Path) -> Path | None:
             f"{folder}"
         )
     return base
+
+
+def _first_with_statistics(adapters: Path | None, folder: Path) -> Path:
+    """The adapters' own folder where it holds statistics: they were trained with them."""
+    if adapters is not None and any(next(adapters.glob(pattern), None) for pattern in _STATISTICS):
+        return adapters
+    return folder
+
+
+def _warn_of_another_base(adapters: Path, base: Path, prints: saved.Print | None) -> None:
+    """Adapters on weights they were not trained on do no harm that anyone would notice at once."""
+    recorded, name = saved.recorded_print(adapters), read_config(adapters).get("base_model_name_or_path")
+    if recorded is not None and prints is not None:
+        change = saved.print_difference(recorded, prints)
+    elif isinstance(name, str) and Path(name).expanduser().is_dir():
+        same = Path(name).expanduser().resolve() == base.resolve()
+        change = None if same else "another folder"
+    else:
+        change = "a base of its own" if name is None and saved.saved_settings(adapters) else None
+    if change is not None:
+        warnings.warn(
+            f"actor.model.lora_path={adapters} was trained on the base {name or adapters}, not on "
+            f"actor.model.model_path={base} ({change})",
+            stacklevel=4,
+        )

@@ -73,7 +73,7 @@ def _safetensors_headers(file: Path) -> dict[str, Header]:
         try:
             table = json.loads(stream.read(length))
             entries = {name: entry for name, entry in table.items() if name != "__metadata__"}
-            spans = {name: (e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for name, e in entries.items()}
+            spans = {name: _span(entry) for name, entry in entries.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{file} cannot be read: it has no safetensors header ({error!r})") from error
     for name, (dtype, shape, start, end) in spans.items():
@@ -87,6 +87,14 @@ def _safetensors_headers(file: Path) -> dict[str, Header]:
     except SafetensorError as error:
         raise UserError(f"{file} cannot be read ({error}); copy it again") from error
     return {name: Header(shape, dtype) for name, (dtype, shape, _, _) in spans.items()}
+
+
+def _span(entry: dict) -> tuple[str, tuple[int, ...], int, int]:
+    """dtype, shape, first and last byte of a header's entry; raises TypeError or ValueError for anything else."""
+    dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not isinstance(dtype, str) or not all(isinstance(n, int) for n in (*shape, start, end)):
+        raise TypeError(f"dtype {dtype}, shape {shape}, data_offsets {start}, {end}")
+    return dtype, shape, start, end
 
 
 def _unpickle(file: Path) -> dict[str, Tensor]:

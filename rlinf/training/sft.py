@@ -22,6 +22,7 @@ from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.policy import Policy, find_policy
+from rlinf.models.saved import TEMPORARY
 from rlinf.runtime.worker import limit_threads
 from rlinf.training.optim import MasterAdamW
 
@@ -59,24 +60,29 @@ def train_sft(
         raise UserError(f"sft.output={output} exists and was not made by `rlinf sft`: choose another folder")
     limit_threads(cfg)
     data, start = DemoDataset(sft.dataset), time.perf_counter()
-    work = _make_work_folder(output)
+    if (columns := data.actions.shape[1]) != cfg.actor.model.action_dim:
+        raise UserError(
+            f"actor.model.action_dim={cfg.actor.model.action_dim} must be {columns}, the action columns of "
+            f"sft.dataset={sft.dataset}; set actor.model.action_dim={columns}"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = cfg.actor.model
-    policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
-    policy.fit_statistics(data.states, data.actions)
-    with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
-        log = _train(policy, data, cfg, rate, on_progress, on_step)
-    record = {
-        "dataset": str(sft.dataset),
-        "episodes": data.num_episodes,
-        "frames": len(data),
-        "seed": cfg.runner.seed,
-        "seconds": round(time.perf_counter() - start, 1),
-        "config": asdict(sft),
-        **asdict(log),
-    }
-    _save(policy, work, output, record)
+    with _work_folder(output) as work:
+        policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
+        policy.fit_statistics(data.states, data.actions)
+        with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
+            log = _train(policy, data, cfg, rate, on_progress, on_step)
+        record = {
+            "dataset": str(sft.dataset),
+            "episodes": data.num_episodes,
+            "frames": len(data),
+            "seed": cfg.runner.seed,
+            "seconds": round(time.perf_counter() - start, 1),
+            "config": asdict(sft),
+            **asdict(log),
+        }
+        _save(policy, work, output, record)
     return output
 
 
@@ -121,7 +127,7 @@ class _Examiner:
         self, policy: Policy, sft: SftConfig, rate: Evaluate, log: _Log, on_progress: Callable[[str], None]
     ) -> None:
         self.policy, self.sft, self.rate, self.log, self.on_progress = policy, sft, rate, log, on_progress
-        self.below = self._weights()  # the last point under the band
+        self.below = self._weights()  # the last point under the band, where one may be needed
 
     def passed(self) -> bool:
         """Evaluate the policy; True once its success is where it was asked to be."""
@@ -141,8 +147,9 @@ class _Examiner:
         above, left, right = self._weights(), 0.0, 1.0
         for _ in range(MAX_BISECTIONS):
             middle = (left + right) / 2
-            moved = {k: torch.lerp(v, above[k], middle) for k, v in self.below.items() if v.is_floating_point()}
-            self.policy.load_state_dict(above | moved)
+            with torch.no_grad():
+                for name, parameter in self.policy.trainable_parameters():
+                    parameter.copy_(torch.lerp(self.below[name], above[name], middle))
             success = self._success(f"sft stepping back to {middle:.3f} of the last stretch")
             if success > high:
                 right = middle
@@ -160,7 +167,10 @@ class _Examiner:
         return success
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        return {k: v.detach().clone() for k, v in self.policy.state_dict().items()}
+        """What training moves; nothing when no step back can be asked for."""
+        if self.sft.stop_at_most is None:
+            return {}
+        return {name: p.detach().clone() for name, p in self.policy.trainable_parameters()}
 
 
 def _train(
@@ -205,15 +215,19 @@ def _evaluator(cfg: Config, evaluate: Evaluate | None) -> Iterator[Evaluate | No
             yield lambda policy: probe.play_policy(policy).rate
 
 
-def _make_work_folder(output: Path) -> Path:
+@contextmanager
+def _work_folder(output: Path) -> Iterator[Path]:
     """Where the policy is written before it gets its name; made first, so that a bad path costs no training."""
-    work = output.with_name(f".tmp-{output.name}")
+    work = output.with_name(f"{TEMPORARY}{output.name}")
     shutil.rmtree(work, ignore_errors=True)
     try:
         work.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"sft.output={output} cannot be written: {error.strerror}") from error
-    return work
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)  # unless it got its name
 
 
 def _save(policy: Policy, work: Path, output: Path, record: dict[str, Any]) -> None:

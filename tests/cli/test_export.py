@@ -100,4 +100,13 @@ def test_refusals(saved: Path, tmp_path: Path):
     (tmp_path / "foreign/config.json").write_text('{"model_type": "openvla"}')
     with pytest.raises(UserError, match=r"config.json has no entry 'rlinf': only policies that rlinf saved"):
         export_policy(tmp_path / "foreign", out)
+    (tmp_path / "foreign/config.json").write_text('{"rlinf": {"model_type": "foo"}}')
+    with pytest.raises(UserError, match=r"config.json: rlinf.model_type=foo is unknown; available: .*openpi"):
+        export_policy(tmp_path / "foreign", out)
     assert not out.exists()
+
+
+def test_the_current_folder_is_not_replaced(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"OUTPUT=\. is the current folder; name one inside it"):
+        export_policy(saved, Path("."))

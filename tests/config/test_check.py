@@ -89,14 +89,33 @@ TABLE = [
     (["algorithm.update_epoch=0"], "algorithm.update_epoch=0 must be positive"),
     (
         ["actor.model.openpi.noise_method=flow_ode"],
-        "actor.model: this openpi policy gives no log-probs and cannot be trained by RL",
+        "actor.model.openpi.noise_method=flow_ode gives no log-probs and cannot be trained by RL",
+    ),
+    (
+        ["actor.model.openpi.noise_level=0"],
+        "actor.model.openpi.noise_level=0.0 gives no log-probs and cannot be trained by RL",
+    ),
+    (
+        ["actor.model.openpi.noise_anneal=true", "actor.model.openpi.noise_params=[0.7,0,10]"],
+        "actor.model.openpi.noise_params=[0.7, 0.0, 10.0] gives no log-probs and cannot be trained by RL",
+    ),
+    (
+        ["actor.model.size=small", "actor.model.precision=bf16"],
+        "actor.model.precision=bf16 needs a GPU, and this run has none for its policy; set actor.model.precision=fp32",
     ),
     (["actor.model.action_dim=4"], "actor.model.action_dim=4 must be 2 for env.train (toy_2)"),
     (
         ["actor.model.openpi.num_images_in_input=2"],
-        "env.train: suite toy_2 has 1 camera(s), the model reads 2",
+        "actor.model.openpi.num_images_in_input=2 must be at most 1, the cameras of env.train (toy_2)",
     ),
-    (["actor.model.openpi.state_dim=4"], "env.train: suite toy_2 has 2 state columns, the model reads 4"),
+    (
+        ["actor.model.num_images_in_input=3", "actor.model.openpi.num_images_in_input=null"],
+        "actor.model.num_images_in_input=3 must be at most 1, the cameras of env.train (toy_2)",
+    ),
+    (
+        ["actor.model.openpi.state_dim=4"],
+        "actor.model.openpi.state_dim=4 must be at most 2, the state columns of env.train (toy_2)",
+    ),
     (
         ["runner.logger.logger_backends=[tensorbord]"],
         "runner.logger.logger_backends: unknown 'tensorbord'; available: tensorboard, wandb, swanlab",
@@ -139,10 +158,47 @@ def test_one_line_per_mistake(overrides: list[str], line: str) -> None:
         ["env.train.total_num_envs=32", "rollout.pipeline_stage_num=4", TWO_ENV_RANKS],
         [*GRPO, "actor.model.add_value_head=false", "env.train.ignore_terminations=true"],
         ["actor.model.size=small", "actor.model.model_path=/path/to/model"],
+        ["actor.model.precision=bf16"],  # compact is fp32 all the same
+        ["actor.model.openpi.noise_level=0", "runner.only_eval=true"],
+        ["actor.model.openpi.noise_level=0", "actor.model.openpi.noise_method=flow_noise"],
     ],
 )
 def test_allowed(overrides: list[str]) -> None:
     load_config("toy_ppo_compact", overrides, config_dir=CONFIGS, devices=[0])
+
+
+@pytest.mark.parametrize("purpose", ["train", "eval", "sft"])
+def test_bf16_needs_a_gpu(purpose: Purpose, tmp_path: Path) -> None:
+    """Published sizes are bf16 by default; the plan may still be made on a machine without a GPU."""
+    base = [f"actor.model.model_path={tmp_path}"]
+    rule = r"actor.model.precision=null, which is bf16 for size base, needs a GPU"
+    with pytest.raises(UserError, match=rule):
+        load_config("metaworld_50_ppo_openpi", base, config_dir=CONFIGS, purpose=purpose, devices=[0])
+    load_config("metaworld_50_ppo_openpi", base, config_dir=CONFIGS, purpose="plan", devices=[0])
+    load_config("metaworld_50_ppo_openpi", base, config_dir=CONFIGS, purpose=purpose, devices=[1])
+    fp32 = [*base, "actor.model.precision=fp32"]
+    load_config("metaworld_50_ppo_openpi", fp32, config_dir=CONFIGS, purpose=purpose, devices=[0])
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
+def test_every_recipe_runs_compact_without_a_gpu(name: str) -> None:
+    cfg = load_config(name, ["actor.model.size=compact"], config_dir=CONFIGS, devices=[0])
+    assert cfg.actor.model.stored_precision == "fp32"
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "policy").mkdir()
+    load_config("toy_ppo_compact", ["actor.model.model_path=~/policy"], config_dir=CONFIGS, devices=[0])
+
+
+def test_weights_of_a_file_are_not_called_random(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_config("toy_ppo_compact", config_dir=CONFIGS, devices=[0])
+    assert "starts from random weights" in caplog.text
+    caplog.clear()
+    (tmp_path / "x.safetensors").touch()
+    load_config("toy_ppo_compact", [f"runner.ckpt_path={tmp_path}/x.safetensors"], config_dir=CONFIGS, devices=[0])
+    assert "starts from random weights" not in caplog.text
 
 
 @pytest.mark.parametrize("purpose", ["plan", "collect"])

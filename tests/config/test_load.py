@@ -278,9 +278,9 @@ def test_old_and_new_name_in_one_file_must_agree(tmp_path: Path) -> None:
 
 
 def test_evaluation_takes_the_rollout_model() -> None:
-    assert load("rollout.model.precision=bf16", purpose="eval").actor.model.precision == "bf16"
-    assert load("rollout.model.precision=bf16").actor.model.precision is None
-    assert load("runner.only_eval=true", "rollout.model.precision=bf16").actor.model.precision == "bf16"
+    assert load("rollout.model.precision=fp32", purpose="eval").actor.model.precision == "fp32"
+    assert load("rollout.model.precision=fp32").actor.model.precision is None
+    assert load("runner.only_eval=true", "rollout.model.precision=fp32").actor.model.precision == "fp32"
 
 
 def test_evaluation_only_config_without_an_actor(tmp_path: Path) -> None:

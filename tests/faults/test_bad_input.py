@@ -228,6 +228,18 @@ def test_refused_before_a_worker_starts(overrides, line, tmp_path, monkeypatch, 
     assert outcome.status == 2
 
 
+def test_demonstrations_of_another_robot(tmp_path, monkeypatch, capfd):
+    demos = tmp_path / "demos"
+    few = [f"collect.output={demos}", "collect.episodes_per_task=1"]
+    assert call(["collect", "toy_ppo_compact", *few], monkeypatch, capfd).status == 0
+    wide = ["actor.model.size=compact", f"sft.dataset={demos}", f"sft.output={tmp_path}/policy"]
+    outcome = call(["sft", "metaworld_50_grpo_openvlaoft", *wide], monkeypatch, capfd)
+    assert outcome.error == (
+        f"actor.model.action_dim=7 must be 2, the action columns of sft.dataset={demos}; set actor.model.action_dim=2"
+    )
+    assert outcome.status == 2
+
+
 # ---------------------------------------------------------------- checkpoints
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -17,6 +17,9 @@ from safetensors.torch import load_file, save_file
 from rlinf.errors import UserError
 from rlinf.models.checkpoint import load_weights, save_weights
 from rlinf.models.openpi.policy import Policy
+from rlinf.models.openvla.config import Config as OpenVlaConfig
+from rlinf.models.openvla_oft.config import Config as OftConfig
+from rlinf.models.policy import find_policy
 
 Tensors = dict[str, torch.Tensor]
 INDEX = "model.safetensors.index.json"
@@ -98,6 +101,13 @@ def forget(folder: Path) -> None:
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 42\n"
 BAD_HEADER = json.dumps({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 4]}}).encode()
 OVERLAP = json.dumps({n: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for n in "ab"}).encode()
+
+
+def _safetensors(entry: dict) -> bytes:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
 CASES = {
     "missing shard": (
         lambda f: (f / SHARDS[1]).unlink(),
@@ -155,6 +165,12 @@ CASES = {
         write(SHARDS[0], len(OVERLAP).to_bytes(8, "little") + OVERLAP + bytes(8)),
         rf"{SHARDS[0]} cannot be read \(",
     ),
+    **{
+        f"header {entry}": (write(SHARDS[0], _safetensors(entry)), f"{SHARDS[0]} cannot be read: it has no safetensors")
+        for entry in ({"data_offsets": [0]}, {"data_offsets": ["a", "b"]}, {"dtype": ["F32"]}, {"shape": ["x"]})
+    },
+    "index with numbers": (write(INDEX, b'{"weight_map": {"a": 3}}'), f"{INDEX} .* must name a file per tensor"),
+    "index with a list": (write(INDEX, b'{"weight_map": []}'), f"{INDEX} .* must name a file per tensor"),
     "index not JSON": (write(INDEX, b"{"), f"{INDEX} cannot be read as an index of shards"),
     "index without a map": (write(INDEX, b"{}"), f"{INDEX} cannot be read as an index of shards"),
     "adapters without LoRA": (
@@ -281,6 +297,10 @@ POLICY_CASES = {
     "uneven columns": (_statistics(lambda a: a["q99"].pop()), "norm_stats.json.*different numbers of columns"),
     "words for numbers": (_statistics(lambda a: a.update(mean="zero")), "norm_stats.json.*must be a list of numbers"),
     "statistics not JSON": (write(STATS, b"{"), "norm_stats.json is not valid JSON"),
+    "config not JSON": (write("config.json", b"{bad"), "config.json is not valid JSON"),
+    "config a list": (write("config.json", b"[1]"), "config.json holds a list, expected an object"),
+    "architecture": (write("config.json", b'{"architecture": 3}'), "config.json: architecture=3 must be an object"),
+    "settings": (write("config.json", b'{"rlinf": 3}'), "config.json: rlinf=3 must be an object of settings"),
     "half a head": (_without("value_head.mlp.0.bias"), r"only a part of value_head\.\*"),
     "missing weight": (_without("action_in_proj.bias"), "lacks 1 tensors of this model: net.action_in_proj.bias"),
     "truncated": (
@@ -308,3 +328,52 @@ def test_actions_of_another_robot(tmp_path: Path):
     cfg = replace(config("pi0_metaworld"), action_dim=7, model_path=str(tmp_path))
     with pytest.raises(UserError, match=r"norm_stats.json has 4 actions columns, pi0_metaworld needs 7"):
         Policy.build(cfg, CPU)
+
+
+# ------------------------------------------------------------------ a folder of another policy
+OFT = OftConfig(size="compact", num_action_chunks=2, action_dim=3)
+OFFICIAL = replace(OFT, implement_version="official", statistics="q99")
+OTHERS = {
+    "openvla for oft": (OpenVlaConfig(size="compact", action_dim=3), OFT, "it is an openvla checkpoint, .*openvla_oft"),
+    "oft for openvla": (
+        OFT,
+        OpenVlaConfig(size="compact", action_dim=3),
+        "it is an openvla_oft checkpoint, .*=openvla",
+    ),
+    "pi for oft": (config("pi0_metaworld"), OFT, "it is an openpi checkpoint, .*openvla"),
+    "oft for pi": (OFT, config("pi0_metaworld"), "it is an openvla_oft checkpoint, .*openpi"),
+    "layout": (OFT, OFFICIAL, "it was trained with implement_version=rlinf, .*actor.model.implement_version=official"),
+    "head": (OFFICIAL, replace(OFFICIAL, action_head="l1"), "with action_head=tokens, .*actor.model.action_head=l1"),
+    "statistics": (OFT, replace(OFT, statistics="bounds"), "with statistics=q99, .*actor.model.statistics=bounds"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_folder_of_another_policy(case: str, tmp_path: Path):
+    saved, wanted, message = OTHERS[case]
+    find_policy(saved.model_type).build(saved, CPU).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"config.json: .*{message}"):
+        find_policy(wanted.model_type).build(replace(wanted, model_path=str(tmp_path)), CPU)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"text_config": "llama"}, "text_config=llama must be an object"),
+        ({"text_config": {"rms_norm_eps": "tiny"}}, "text_config.rms_norm_eps=tiny must be a number"),
+        ({"type": "pi05"}, "it is a pi05 checkpoint"),
+    ],
+)
+def test_a_damaged_prismatic_config(content: dict, message: str, tmp_path: Path):
+    find_policy("openvla_oft").build(OFT, CPU).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"config.json: {message}"):
+        find_policy("openvla_oft").build(replace(OFT, model_path=str(tmp_path)), CPU)
+
+
+def test_a_run_folder_is_not_a_policy(tmp_path: Path):
+    run = tmp_path / "global_step_3"
+    build(config("pi0_metaworld")).save_pretrained(run / "actor/model")
+    message = r"model_path=.*global_step_3 is a run's checkpoint, .*actor/model: .*runner.ckpt_path=.*global_step_3"
+    with pytest.raises(UserError, match=message):
+        Policy.build(replace(config("pi0_metaworld"), model_path=str(run)), CPU)

@@ -84,7 +84,9 @@ def test_fresh_adapters_change_nothing_and_come_from_the_generator(images):
     first, same, different = ({n: p for n, p in m.named_parameters() if "lora_A" in n} for m in (one, two, other))
     assert all(torch.equal(p, same[n]) for n, p in first.items())
     assert all(not torch.equal(p, different[n]) for n, p in first.items())
-    big = torch.cat([p.flatten() for p in adapted(config(lora_rank=64), awake=False).parameters() if p.requires_grad])
+    wide = nn.Sequential(nn.Linear(64, 64))
+    lora.attach(wide, config(lora_rank=64), torch.Generator().manual_seed(0))
+    big = torch.cat([p.flatten() for p in wide.parameters() if p.requires_grad])
     assert float(big[big != 0].detach().std()) == pytest.approx(1 / 64, rel=0.1)
 
 
@@ -120,7 +122,10 @@ def test_frozen_parts_get_none():
             r"lora_targets: q_prj names no layer.*mean q_proj\? \(endings: lm_head, patch, q_",
         ),
         ({"lora_targets": ["q_proj", "x"]}, "lora_targets: x names no layer"),
+        ({"lora_targets": []}, r"lora_targets=\[\] names no layer; give names or endings, or all-linear"),
         ({"lora_rank": 0}, "lora_rank=0 must be at least 1"),
+        ({"lora_rank": 100_000}, "lora_rank=100000 must be at most 6, the full rank of the largest adapted layer"),
+        ({"lora_alpha": 0}, "lora_alpha=0 must be positive"),
         ({"lora_dropout": 1.0}, r"lora_dropout=1.0 must lie in \[0, 1\)"),
         ({"lora_path": "nowhere"}, "lora_path=nowhere holds no adapter_config.json"),
     ],
@@ -199,7 +204,7 @@ def test_saved_adapters_are_what_peft_reads_and_writes(tmp_path, images):
     assert merged.keys() == ours.keys()
     for name, tensor in merged.items():
         torch.testing.assert_close(tensor, ours[name], rtol=0, atol=1e-6)
-    again = adapted(config(lora_path=str(tmp_path), lora_rank=9), seed=5)  # the folder's rank wins
+    again = adapted(config(lora_path=str(tmp_path), model_path="base", lora_rank=9), seed=5)  # the folder's rank wins
     for name, layer in lora.adapted(again).items():
         layer.lora_B["default"].weight.data.zero_()
         assert name in lora.adapted(model)
@@ -218,7 +223,7 @@ def test_adapters_written_by_peft_are_loaded(tmp_path, images):
         warnings.simplefilter("ignore")  # about vocabulary tables, which it cannot find in a plain network
         theirs.save_pretrained(str(tmp_path))
     _retensor(tmp_path, lambda t: t.update({"base_model.model.lm_head.base_layer.weight": torch.zeros(5, 6)}))
-    ours = adapted(config(lora_path=str(tmp_path)), awake=False)
+    ours = adapted(config(lora_path=str(tmp_path), model_path="base"), awake=False)
     weights = theirs.merge_and_unload().state_dict()
     for name, tensor in lora.merged_state(ours).items():
         torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-6)
@@ -246,7 +251,18 @@ SPOILED = {
     "another scale": (lambda f: _edit(f, lora_alpha=5), "lora_alpha=5, but actor.model.lora_alpha is 6 here"),
     "dora": (lambda f: _edit(f, use_dora=True), "use_dora=True is not supported; only plain LoRA is"),
     "another method": (lambda f: _edit(f, peft_type="IA3"), "peft_type='IA3' is not supported"),
-    "no rank": (lambda f: _edit(f, r=None), "lacks a usable r"),
+    "no rank": (lambda f: _edit(f, r=None), "adapter_config.json: r=None must be a whole number of at least 1"),
+    "rank 0": (lambda f: _edit(f, r=0), "adapter_config.json: r=0 must be a whole number"),
+    "negative rank": (lambda f: _edit(f, r=-3), "r=-3 must be a whole number"),
+    "rank in words": (lambda f: _edit(f, r="2"), "r=2 must be a whole number"),
+    "rank true": (lambda f: _edit(f, r=True), "r=True must be a whole number"),
+    "scale in words": (lambda f: _edit(f, lora_alpha="x"), "lora_alpha=x must be a positive number"),
+    "no scale": (lambda f: _edit(f, lora_alpha=None), "lora_alpha=None must be a positive number"),
+    "dropout": (lambda f: _edit(f, lora_dropout="x"), r"lora_dropout=x must be a number in \[0, 1\)"),
+    "no targets": (lambda f: _edit(f, target_modules=None), "target_modules=None must be a list of layer names"),
+    "a number for targets": (lambda f: _edit(f, target_modules=5), "target_modules=5 must be a list"),
+    "numbers for targets": (lambda f: _edit(f, target_modules=[1, 2]), r"target_modules=\[1, 2\] must be a list"),
+    "bad pattern": (lambda f: _edit(f, target_modules="(["), r"target_modules=\(\[ must be .* or a regular expression"),
     "no weights": (lambda f: (f / "adapter_model.safetensors").unlink(), "no adapter_model.safetensors"),
     "no json": (lambda f: (f / "adapter_config.json").write_text("{"), "adapter_config.json cannot be read"),
 }
@@ -269,3 +285,18 @@ def test_parameter_counts():
     setting = AdapterSetting.of(config())
     assert setting.num_parameters(layers) == 2 * (16 + 11)
     assert AdapterSetting.of(config(lora_targets=["patch"])).num_parameters(layers) == 2 * 20
+
+
+def test_lora_path_needs_one_plain_base(tmp_path):
+    lora.save_adapters(adapted(), tmp_path, "some/base")
+    with pytest.raises(UserError, match=r"lora_path=.* needs the weights under its adapters: .*recorded: some/base"):
+        AdapterSetting.of(config(lora_path=str(tmp_path)))
+    with pytest.raises(UserError, match=r"model_path=.* holds adapters already, and actor.model.lora_path=.* names"):
+        AdapterSetting.of(config(lora_path=str(tmp_path), model_path=str(tmp_path)))
+
+
+def test_foreign_targets_are_listed_in_short(tmp_path):
+    lora.save_adapters(adapted(), tmp_path, None)
+    _edit(tmp_path, target_modules=[f"layer{i}" for i in range(300)])
+    with pytest.raises(UserError, match=r"target_modules: layer0, layer1, layer2, layer3 and 296 more names no layer"):
+        AdapterSetting.read(tmp_path).chosen([Layer("lm_head", 6, 5)])

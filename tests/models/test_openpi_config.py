@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,7 +83,20 @@ def test_completed_fills_what_only_the_run_knows():
         ({"size": "huge"}, {}, "size='huge' must be one of base, small, compact"),
         ({"precision": "fp8"}, {}, "precision='fp8' must be fp32, bf16 or null"),
         ({}, {"use_dsrl": True}, "use_dsrl=True is not supported"),
-        ({}, {"num_images_in_input": 4}, "num_images_in_input=4 must be at most 3"),
+        ({}, {"num_images_in_input": 4}, "openpi.num_images_in_input=4 must be at least 1 and at most 3"),
+        ({}, {"num_images_in_input": -1}, "openpi.num_images_in_input=-1 must be at least 1"),
+        ({"num_images_in_input": -1}, {}, "actor.model.num_images_in_input=-1 must be at least 1"),
+        ({}, {"max_token_len": -1}, "openpi.max_token_len=-1 must be at least 1, or null"),
+        ({}, {"max_token_len": 0}, "openpi.max_token_len=0 must be at least 1, or null"),
+        ({}, {"action_horizon": 0}, "openpi.action_horizon=0 must be at least 1, or null"),
+        ({}, {"num_steps": 0}, "openpi.num_steps=0 must be at least 1, or null"),
+        ({}, {"noise_level": -0.5}, "openpi.noise_level=-0.5 must be positive"),
+        ({}, {"noise_level": float("nan")}, "openpi.noise_level=nan must be positive"),
+        ({}, {"noise_anneal": True, "noise_params": [0.7, 0.3, 0.0]}, "a positive number of steps"),
+        ({}, {"noise_anneal": True, "noise_params": [0.7, -0.3, 9.0]}, "a start and an end of at least 0"),
+        ({}, {"noise_method": "flow_noise", "noise_logvar_range": [0.0, 0.1]}, "two positive standard deviations"),
+        ({}, {"noise_method": "flow_noise", "noise_logvar_range": [-1.0, 0.1]}, "two positive standard deviations"),
+        ({}, {"noise_method": "flow_noise", "noise_logvar_range": [0.2, 0.1]}, "the smaller one first"),
         ({}, {"state_dim": 0}, "openpi.state_dim=0 must be at least 1: pi0_metaworld reads it"),
         ({"num_steps": 1}, {"ignore_last": True}, "num_steps=1 leaves no stochastic step"),
         ({"value_type": "action_level"}, {}, "value_type=action_level must be chunk_level"),
@@ -90,13 +104,22 @@ def test_completed_fills_what_only_the_run_knows():
 )
 def test_refusals(change, options, message):
     cfg = replace(config(), **change)
-    with pytest.raises(UserError, match=message.replace("?", r"\?")):
+    with pytest.raises(UserError, match=re.escape(message)):
         replace(cfg, openpi=replace(cfg.openpi, **options)).spec()
 
 
 def test_state_critic_without_its_size():
     with pytest.raises(UserError, match=r"value_input=state needs openpi.critic_state_dim"):
         Policy(config(value_input="state"), "meta")
+
+
+def test_compact_runs_are_fp32():
+    rest = Surroundings()
+    for precision in (None, "bf16", "fp32"):
+        assert replace(config(), precision=precision).completed(rest).stored_precision == "fp32"
+    assert replace(config(), size="small", precision="bf16").completed(rest).stored_precision == "bf16"
+    with pytest.raises(UserError, match=r"precision='fp17' must be fp32, bf16 or null"):
+        replace(config(), precision="fp17").completed(rest)
 
 
 def test_bf16_small_policy():

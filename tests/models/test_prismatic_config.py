@@ -13,6 +13,8 @@ from rlinf.errors import UserError
 from rlinf.models.config import Surroundings, find_config
 from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.models.openvla_oft.config import Config as Oft
+from rlinf.models.prismatic.processor import Processor
+from rlinf.models.prismatic.prompts import find_tokenizer, load_tokenizer
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
 COMMON = {
@@ -152,7 +154,20 @@ L1 = ("actor.model.implement_version=official", "actor.model.action_head=l1")
             ["actor.model.add_value_head=true", "algorithm.adv_type=gae", "algorithm.reward_type=chunk_level"],
             "algorithm.reward_type=chunk_level pays 1 reward(s) a chunk, but the critic gives 2 value(s)",
         ),
-        (["actor.model.num_images_in_input=2"], "has 1 camera(s), the model reads 2"),
+        (["rollout.sampling_params.temperature_train=.nan"], "sampling_params.temperature_train=nan must be positive"),
+        (["rollout.sampling_params.temperature_train=.inf"], "sampling_params.temperature_train=inf must be positive"),
+        (["rollout.sampling_params.temperature_eval=.nan"], "sampling_params.temperature_eval=nan must be finite"),
+        (["rollout.sampling_params.top_k=300"], "rollout.sampling_params.top_k=300 must be at most 256"),
+        (["actor.model.precision=fp17"], "actor.model.precision='fp17' must be fp32, bf16 or null"),
+        (["actor.model.size=small"], "actor.model.precision=bf16 needs a GPU"),
+        (
+            ["actor.model.num_images_in_input=2"],
+            "actor.model.num_images_in_input=2 must be at most 1, the cameras of env.train (toy_2)",
+        ),
+        (
+            ["actor.model.implement_version=official", "actor.model.use_proprio=true", "actor.model.proprio_dim=9"],
+            "actor.model.proprio_dim=9 must be at most 2, the state columns of env.train (toy_2)",
+        ),
         (["actor.model.action_dim=7"], "actor.model.action_dim=7 must be 2"),
     ],
 )
@@ -160,6 +175,29 @@ def test_refused_before_anything_starts(overrides, message):
     with pytest.raises(UserError) as error:
         load_config("toy_grpo_openvlaoft_compact", overrides, config_dir=CONFIGS, devices=[0])
     assert message in str(error.value)
+
+
+def test_sampling_set_in_the_model_block_is_warned_of(caplog):
+    settings = ["actor.model.top_k=5", "rollout.sampling_params.top_k=7"]
+    cfg = load_config("toy_grpo_openvlaoft_compact", settings, config_dir=CONFIGS, devices=[0])
+    assert cfg.actor.model.top_k == 7
+    assert "actor.model.top_k=5 has no effect: rollout.sampling_params.top_k=7 decides" in caplog.text
+    caplog.clear()
+    load_config("toy_grpo_openvlaoft_compact", settings[1:], config_dir=CONFIGS, devices=[0])
+    assert "has no effect" not in caplog.text
+
+
+def test_a_statistics_key_without_statistics(tmp_path, caplog):
+    """`base` insists on statistics; smaller sizes may have none, and say so when a key was asked for."""
+    cfg = replace(Oft.examples()[0], unnorm_key="foo")
+    tokenizer = find_tokenizer(None, size="compact")
+    prompts = load_tokenizer(tokenizer, max_len=cfg.prompt_slots, vocab_size=cfg.architecture().vocab_size)
+    for key, warned in (("foo", True), (None, False)):
+        caplog.clear()
+        Processor(replace(cfg, unnorm_key=key), cfg.architecture(), prompts).prepare(tmp_path)
+        assert ("actor.model.unnorm_key=foo" in caplog.text) == warned
+    with pytest.raises(UserError, match="holds no action statistics"):
+        Processor(replace(cfg, size="base"), cfg.architecture(), prompts).prepare(tmp_path)
 
 
 def test_an_l1_head_may_be_evaluated():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlinf.config.schema import OptimConfig
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, Observation
 from rlinf.errors import UserError
-from rlinf.models import lora
+from rlinf.models import lora, saved
 from rlinf.models.checkpoint import save_weights
 from rlinf.models.config import ModelConfig
 from rlinf.models.openpi.config import Config as OpenPiConfig
@@ -358,3 +359,78 @@ def test_published_openvla_adapters(tmp_path: Path):
     assert differing(again.net.state_dict(), policy.net.state_dict()) == set()
     assert again.cfg.num_trainable_parameters() == sum(p.numel() for _, p in again.trainable_parameters())
     assert again.base_folder == tmp_path / "published"
+
+
+# ------------------------------------------------------------------ the base of adapters
+def _final(work: Path) -> Path:
+    """Put a finished temporary folder in place of the one it is named after, as a run does."""
+    final = work.with_name(work.name.removeprefix(".tmp-"))
+    shutil.rmtree(final, ignore_errors=True)
+    return work.rename(final)
+
+
+@pytest.mark.parametrize(
+    ("base", "work", "inside"),
+    [
+        ("checkpoints/global_step_1/actor/model", "checkpoints/.tmp-global_step_1", "actor/model"),  # replaced
+        ("checkpoints/global_step_1/actor/model", "checkpoints/.tmp-global_step_2", "actor/model"),  # may be pruned
+        ("sft", ".tmp-sft", "."),
+    ],
+)
+def test_a_base_that_saving_deletes_is_saved_too(base: str, work: str, inside: str, tmp_path: Path):
+    publish(PI, tmp_path / base)
+    policy = build(PI.cfg, tmp_path / base, is_lora=True)
+    train_a_step(policy)
+    policy.save_pretrained(tmp_path / work / inside)
+    final = _final(tmp_path / work) / inside
+    if work.endswith("global_step_2"):
+        shutil.rmtree(tmp_path / "checkpoints/global_step_1")
+    assert json.loads((final / "adapter_config.json").read_text())["base_model_name_or_path"] is None
+    again = build(PI.cfg, final, is_lora=True)
+    assert differing(again.state_dict(), policy.state_dict()) == set()
+
+
+def test_a_changed_base_is_refused(trained: PretrainedPolicy, tmp_path: Path):
+    files = json.loads((tmp_path / "adapters/base.json").read_text())["files"]
+    assert files.keys() == {"model.safetensors"}
+    build(PI.cfg, tmp_path / "adapters", is_lora=True)
+    shutil.rmtree(tmp_path / "published")
+    publish(PI, tmp_path / "published")
+    build(PI.cfg, tmp_path / "adapters", is_lora=True)  # the same bytes
+    file = tmp_path / "published/model.safetensors"
+    tensors = load_file(file)
+    tensors["action_in_proj.bias"][0] += 1.0
+    save_file(tensors, file)
+    with pytest.raises(
+        UserError, match=r"adapters of the base .*published, which has changed .*: the numbers of model"
+    ):
+        build(PI.cfg, tmp_path / "adapters", is_lora=True)
+    with pytest.warns(UserWarning, match=r"lora_path=.*adapters was trained on the base .*published, not on .*numbers"):
+        build(replace(PI.cfg, lora_path=str(tmp_path / "adapters")), tmp_path / "published", is_lora=True)
+
+
+def test_lora_path_brings_heads_and_statistics(trained: PretrainedPolicy, tmp_path: Path):
+    trained.fit_statistics(torch.randn(64, trained.spec.state_dim), 5.0 * torch.randn(64, trained.spec.action_dim))
+    trained.save_pretrained(tmp_path / "adapters")
+    cfg = replace(PI.cfg, lora_path=str(tmp_path / "adapters"))
+    again = build(cfg, tmp_path / "published", is_lora=True)
+    assert differing(again.state_dict(), trained.state_dict()) == set()
+    assert torch.equal(again.processor.action_stats.std, trained.processor.action_stats.std)
+    assert torch.equal(actions(again), actions(trained))
+    (tmp_path / "published").rename(tmp_path / "moved")  # the same weights elsewhere: no warning
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(cfg, tmp_path / "moved", is_lora=True)
+
+
+def test_large_files_are_sampled(tmp_path: Path):
+    file = tmp_path / "model.safetensors"
+    size = 9 << 20
+    for position, seen in ((0, True), (size - 1, True), (size // 2, True), (size // 2 - 1, False)):
+        file.write_bytes(bytes(size))
+        before = saved.fingerprint([file])
+        with file.open("r+b") as stream:
+            stream.seek(position)
+            stream.write(b"x")
+        assert (saved.fingerprint([file]) != before) is seen
+    assert saved.print_difference(before, {}) == "model.safetensors is gone"

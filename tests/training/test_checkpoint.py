@@ -17,6 +17,11 @@ def save(root, step, keep=0, text="weights"):
     return save_checkpoint(root, step, write, config_hash="h", versions={"torch": "x"}, keep=keep)
 
 
+def rewrite(folder, **keys):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
 def test_manifest_lists_every_file(tmp_path):
     folder = save(tmp_path, 3)
     assert folder.name == "global_step_3"
@@ -55,6 +60,8 @@ def test_auto_falls_back_past_a_corrupt_one_and_says_so(tmp_path):
         (lambda f: (f / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda f: (f / "manifest.json").write_text("{"), "manifest.json cannot be read"),
         (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json cannot be read"),
+        (lambda f: rewrite(f, files=None), "manifest.json cannot be read (files must be an object of checksums)"),
+        (lambda f: rewrite(f, files={"actor/w.bin": 3}), "manifest.json cannot be read (files must be an object"),
     ],
 )
 def test_a_damaged_folder_named_outright_is_refused(tmp_path, damage, message):

@@ -76,7 +76,7 @@ def config(dataset: Path, output: Path, *, seed: int = 0, **keys) -> Config:
     defaults = {"steps": 300, "batch_size": 16, "lr": 0.05, "warmup_steps": 10, "log_interval": 100}
     return Config(
         runner=RunnerConfig(seed=seed),
-        actor=ActorConfig(model=ModelConfig(model_type="linear")),
+        actor=ActorConfig(model=ModelConfig(model_type="linear", action_dim=2)),
         sft=SftConfig(dataset=str(dataset), output=str(output), **{**defaults, **keys}),
     )
 
@@ -158,3 +158,20 @@ def test_refusals(dataset: Path, tmp_path: Path) -> None:
         train_sft(config(dataset, tmp_path / "file" / "sft"))
     with pytest.raises(UserError, match="no dataset at"):
         train_sft(config(tmp_path / "nowhere", tmp_path / "sft"))
+
+
+def test_a_refused_run_leaves_nothing_behind(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> LinearPolicy:
+        raise UserError("no such weights")
+
+    monkeypatch.setattr(LinearPolicy, "build", build)
+    with pytest.raises(UserError, match="no such weights"):
+        train_sft(config(dataset, tmp_path / "sft"), on_progress=silent)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("most", "kept"), [(None, set()), (0.5, {"linear.weight"})])
+def test_only_a_band_keeps_weights_and_only_those_that_move(most: float | None, kept: set[str]) -> None:
+    options = SftConfig(dataset="", output="", stop_at_success=0.3, stop_at_most=most)
+    examiner = sft._Examiner(LinearPolicy(), options, lambda policy: 0.0, sft._Log(), silent)
+    assert examiner.below.keys() == kept

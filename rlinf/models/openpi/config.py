@@ -183,6 +183,12 @@ class Config(ModelConfig):
         return self.openpi.num_images_in_input or self.num_images_in_input or self.convention.cameras
 
     @property
+    def _images_key(self) -> str:
+        """The key `num_cameras` comes from, or would have to be set."""
+        top = self.num_images_in_input and not self.openpi.num_images_in_input
+        return f"actor.model.{'' if top else 'openpi.'}num_images_in_input"
+
+    @property
     def state_dim(self) -> int:
         """State columns the policy reads (0 for a state-less π0.5)."""
         if self.convention.pi05 and not self.convention.discrete_state:
@@ -293,7 +299,7 @@ class Config(ModelConfig):
             num_images=self.num_cameras,
             uses_state=not row.pi05 or row.discrete_state,
             state_dim=self.state_dim,
-            has_logprob=options.noise_method == "flow_noise" or min(self._noise_levels()[1]) > 0,
+            has_logprob=self._without_noise() is None,
             has_value=self.value_input is not None,
             values_per_chunk=1,
             critic_state_dim=options.critic_state_dim if self.value_input == "state" else 0,
@@ -303,10 +309,18 @@ class Config(ModelConfig):
         )
 
     def without_logprob(self) -> str:
-        key, levels = self._noise_levels()
-        return f"actor.model.openpi.{key}={levels[0] if key == 'noise_level' else self.openpi.noise_params}" if levels != [
-            0.0
-        ] else ""
+        return f"actor.model.openpi.{self._without_noise()}"
+
+    def _without_noise(self) -> str | None:
+        """The setting that makes actions deterministic, if any: they have no log-prob then."""
+        options = self.openpi
+        if options.noise_method == "flow_ode":
+            return "noise_method=flow_ode"
+        if options.noise_method == "flow_noise":
+            return None
+        if options.noise_anneal:
+            return f"noise_params={options.noise_params}" if 0 in options.noise_params[:2] else None
+        return None if options.noise_level else f"noise_level={options.noise_level}"
 
     def _check(self) -> None:
         options, arch, prefix = self.openpi, self.architecture(), "actor.model"
@@ -355,8 +369,8 @@ class Config(ModelConfig):
         start, end, steps = options.noise_params
         if options.noise_anneal and not (0 <= start < math.inf and 0 <= end < math.inf and 0 < steps < math.inf):
             raise UserError(
-                f"{prefix}.noise_params={options.noise_params} must be start and end, at least 0, and a positive number "
-                "of steps"
+                f"{prefix}.noise_params={options.noise_params} must be a start and an end of at least 0 and a "
+                "positive number of steps"
             )
         if not 0 <= options.noise_level < math.inf:
             raise UserError(f"{prefix}.noise_level={options.noise_level} must be positive")

@@ -5,7 +5,6 @@ Letters: B rows, C actions executed, H denoised, A columns, D padded columns, N 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -34,6 +33,7 @@ from rlinf.models.openpi.processor import Inputs, Processor
 from rlinf.models.openpi.sampler import Sampler
 from rlinf.models.openpi.weights import HEADS, initialize, initialize_value_head, published_names
 from rlinf.models.pretrained import PretrainedPolicy
+from rlinf.models.saved import read_config_json
 
 Tensor = torch.Tensor
 KEPT, CACHED = ("index", "state", "critic_state"), ("k", "v", "pooled")  # of what predict computes from and makes
@@ -263,19 +263,20 @@ class Policy(PretrainedPolicy):
         (folder / tokenizer.FILE).write_bytes(self.tokenizer_model)
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
-        """Check that the folder is of this network, and its statistics."""
-        self._check_saved_config(folder)
+        """Check the folder's statistics."""
         row = self.cfg.convention
         stats = load_statistics(folder, row.asset_id, quantile=row.quantile_norm)
         self.processor.check_statistics(stats)
         return lambda: self.processor.set_statistics(stats)
 
-    def _check_saved_config(self, folder: Path) -> None:
+    def check_folder(self, folder: Path) -> None:
         """A folder of ours says which network it holds; published ones only by their shapes."""
-        path = folder / "config.json"
-        saved = json.loads(path.read_text()).get("architecture") if path.is_file() else None
+        super().check_folder(folder)
+        path, saved = folder / "config.json", read_config_json(folder).get("architecture")
         if saved is None:
             return
+        if not isinstance(saved, dict):
+            raise UserError(f"{path}: architecture={str(saved)[:60]} must be an object")
         for key, value in asdict(self.arch).items():
             if key != "max_token_len" and saved.get(key) != value:
                 raise UserError(f"{path} says {key}={saved.get(key)}, this configuration needs {value}")

@@ -9,14 +9,21 @@ from typing import Any
 from rlinf.errors import UserError
 from rlinf.models.columns import read_json
 from rlinf.models.prismatic.architecture import Architecture, Rgb
+from rlinf.models.saved import check_model_type
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 
 
 def read_architecture(folder: Path, arch: Architecture) -> Architecture:
     """`arch` with the folder's norm epsilon and pixel statistics; sizes that differ are an error."""
+    check_model_type(folder, "openvla", family_only=True)
     config = _object(folder / CONFIG)
     text, sizes = config.get("text_config") or {}, config.get("image_sizes")
+    if not isinstance(text, dict):
+        raise UserError(f"{folder / CONFIG}: text_config={str(text)[:60]} must be an object")
+    epsilon = text.get("rms_norm_eps", arch.norm_eps)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
+        raise UserError(f"{folder / CONFIG}: text_config.rms_norm_eps={str(epsilon)[:60]} must be a number")
     said = {key: text.get(key) for key in _text_sizes(arch)} | {"n_action_bins": config.get("n_action_bins")}
     said["image_sizes"] = sizes[0] if isinstance(sizes, list) and sizes else sizes
     ours = _text_sizes(arch) | {"n_action_bins": arch.num_bins, "image_sizes": arch.image_size}
@@ -28,7 +35,7 @@ def read_architecture(folder: Path, arch: Architecture) -> Architecture:
     (dino_mean, siglip_mean), (dino_std, siglip_std) = _pixel_statistics(folder / PREPROCESSOR, arch)
     return replace(
         arch,
-        norm_eps=float(text.get("rms_norm_eps", arch.norm_eps)),
+        norm_eps=float(epsilon),
         dino=replace(arch.dino, mean=dino_mean, std=dino_std),
         siglip=replace(arch.siglip, mean=siglip_mean, std=siglip_std),
     )

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+import logging
+import math
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, Self, TypedDict
 
 from rlinf.errors import UserError
 from rlinf.models.adapters import AdapterSetting
 from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
 from rlinf.models.prismatic.architecture import SIZES, Architecture
+from rlinf.models.prismatic.constants import NUM_BINS
 from rlinf.models.prismatic.layers import net_layers
 
+logger = logging.getLogger(__name__)
+
+SAMPLING = ("temperature_train", "temperature_eval", "top_k")  # keys that rollout.sampling_params sets
 SMALL_PROMPT = 64  # slots of the sizes that read with the bundled tokenizer, whose pieces are shorter than Llama-2's
 
 
@@ -32,17 +38,18 @@ class PrismaticConfig(ModelConfig):
     max_prompt_length: int = 30
     """Prompt slots stored per sample; longer prompts are cut, with a warning. Sizes below `base` keep at least 64."""
     statistics: Literal["q99", "bounds"] | None = None
-    """Range that actions and state are normalised by: 1st to 99th percentile, or minimum to maximum; null: q99."""
+    """Range that actions and state are normalised by: 1st to 99th percentile, or minimum to maximum; null: bounds for
+    OFT's `implement_version: official`, q99 for every other."""
     temperature_train: float = 1.0
-    """Set from rollout.sampling_params: divides the logits of the action bins."""
+    """Set from rollout.sampling_params, over a value given here: divides the logits of the action bins."""
     temperature_eval: float = 0.0
-    """Set from rollout.sampling_params; greedy when <= 0."""
+    """Set from rollout.sampling_params, over a value given here; greedy when <= 0."""
     top_k: int = 0
-    """Set from rollout.sampling_params: keep this many of the 256 action bins; <= 0 keeps all."""
+    """Set from rollout.sampling_params, over a value given here: draw from this many of the 256 bins; <= 0: all."""
     upstream_sampling: bool = False
     """Set by `compat: rlinf-0.4`: updates rank the whole vocabulary for top_k; OFT `official` values a later slot."""
     center_crop: bool = False
-    """Accepted for compatibility and inert, as in the published code: the simulator crops (env.*.center_crop)."""
+    """Accepted for compatibility and inert, as in the published code. Nobody crops yet, simulators neither."""
     image_size: list[int] | None = None
     """Accepted for compatibility; `size` decides what the network sees."""
     vocab_size: int = 32000
@@ -62,6 +69,8 @@ class PrismaticConfig(ModelConfig):
 
     def completed(self, rest: Surroundings) -> Self:
         """This block with sampling parameters, compat switch and the precision of small runs filled in."""
+        _ = self.stored_precision  # refuses what is no precision, before `compact` replaces it
+        self._warn_of_sampling(rest)
         return replace(
             super().completed(rest),
             precision="fp32" if self.size == "compact" else self.precision,
@@ -70,6 +79,19 @@ class PrismaticConfig(ModelConfig):
             top_k=rest.top_k,
             upstream_sampling=self.upstream_sampling or rest.compat is not None,
         )
+
+    def _warn_of_sampling(self, rest: Surroundings) -> None:
+        """Say so when a sampling parameter was set in this block, where it has no effect."""
+        given, wins = asdict(self), asdict(rest)
+        for f in fields(self):
+            if f.name in SAMPLING and given[f.name] not in (f.default, wins[f.name]):
+                logger.warning(
+                    "actor.model.%s=%s has no effect: rollout.sampling_params.%s=%s decides",
+                    f.name,
+                    given[f.name],
+                    f.name,
+                    wins[f.name],
+                )
 
     # ------------------------------------------------------------------ parts of the network
     @property
@@ -186,9 +208,18 @@ class PrismaticConfig(ModelConfig):
         ):
             if value < least:
                 raise UserError(f"actor.model.{key}={value} must be at least {least}")
-        if self.temperature_train <= 0:
+        if not 0 < self.temperature_train < math.inf:
             raise UserError(
-                f"rollout.sampling_params.temperature_train={self.temperature_train} must be positive: "
+                f"rollout.sampling_params.temperature_train={self.temperature_train} must be positive and finite: "
                 f"training samples its actions (temperature_eval may be <= 0, which is greedy)"
+            )
+        if not math.isfinite(self.temperature_eval):
+            raise UserError(
+                f"rollout.sampling_params.temperature_eval={self.temperature_eval} must be finite; <= 0 is greedy"
+            )
+        if self.top_k > NUM_BINS:
+            raise UserError(
+                f"rollout.sampling_params.top_k={self.top_k} must be at most {NUM_BINS}, the number of action bins; "
+                "<= 0 keeps all"
             )
         _ = self.architecture(), self.stored_precision

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -36,6 +36,7 @@ from rlinf.models.prismatic.prompts import FILE as TOKENIZER
 from rlinf.models.prismatic.prompts import find_tokenizer, load_tokenizer
 from rlinf.models.prismatic.sequence import Context, make_context, trim
 from rlinf.models.prismatic.weights import SIDE, initialize, published_names, side_files
+from rlinf.models.saved import check_settings, saved_settings
 
 Tensor = torch.Tensor
 PROMPT_STEP = 8  # recorded kernels need fixed shapes: mixed prompts are padded to a multiple of this
@@ -247,6 +248,19 @@ class PrismaticPolicy(PretrainedPolicy):
         (folder / TOKENIZER).write_bytes(self.tokenizer_model)
         content = json.dumps(files.preprocessor_json(self.arch), indent=1)
         (folder / files.PREPROCESSOR).write_text(content + "\n")
+
+    def check_folder(self, folder: Path) -> None:
+        """Layout, head and normalisation change what the same weights mean."""
+        super().check_folder(folder)
+        keys = asdict(self.cfg)
+        check_settings(folder, {key: keys[key] for key in ("implement_version", "action_head") if key in keys})
+        kept = saved_settings(folder)
+        kind = replace(self.cfg, statistics=kept.get("statistics")).statistics_kind
+        if kept and kind != self.cfg.statistics_kind:
+            raise UserError(
+                f"{folder / files.CONFIG}: it was trained with statistics={kind}, this configuration has "
+                f"actor.model.statistics={self.cfg.statistics_kind}"
+            )
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
         """Check that the folder is of this network, and read its statistics."""

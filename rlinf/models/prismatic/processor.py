@@ -5,6 +5,7 @@ Letters: B rows, n cameras, S pixels of a side, L prompt slots, C actions a chun
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from rlinf.models.prismatic.prompts import PromptTokenizer
 from rlinf.models.prismatic.statistics import Statistics, StatisticsTable
 
 Tensor = torch.Tensor
+logger = logging.getLogger(__name__)
+
 FITTED_KEY = "data"  # name of statistics that were fitted without an unnorm_key
 
 
@@ -105,7 +108,15 @@ class Processor(nn.Module):
     def prepare(self, folder: Path) -> Callable[[], None]:
         """Check the statistics of a checkpoint (small sizes may have none); the function returned takes them over."""
         table = StatisticsTable.read(folder)
-        return self._prepared(table) if table.entries or self.cfg.size == "base" else lambda: None
+        if table.entries or self.cfg.size == "base":
+            return self._prepared(table)
+        if self.cfg.unnorm_key is not None:
+            logger.warning(
+                "actor.model.unnorm_key=%s: %s holds no action statistics, actions stay in [-1, 1]",
+                self.cfg.unnorm_key,
+                folder,
+            )
+        return lambda: None
 
     def _prepared(self, table: StatisticsTable) -> Callable[[], None]:
         key, kind, columns = self.cfg.unnorm_key, self.cfg.statistics_kind, self.cfg.state_columns
