@@ -1,7 +1,7 @@
 """CALVIN's scripted expert: a plan of moves for each of the 34 tasks, made from where things are.
 
 Everything is found through the boxes of the table's parts and the poses of the blocks, so that a plan serves all four
-scenes. The benchmark's judge alone says whether a task was done; it never learns what the expert meant to do.
+scenes. The benchmark's judge alone says whether a task was done.
 """
 
 from __future__ import annotations
