@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save_file
@@ -40,7 +40,36 @@ class PretrainedPolicy(Policy):
     base_folder: Path | None = None  # where the weights under the adapters were taken from, if they can be again
     base_print: saved.Print | None = None  # of its files, as they were then
 
+    @classmethod
+    def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
+        """From `cfg.model_path`, or from random weights drawn from `seed`."""
+        folder = None if cfg.model_path is None else Path(cfg.model_path).expanduser()
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"actor.model.model_path={cfg.model_path} is not a folder")
+        if folder is None and cfg.size == "base":
+            warnings.warn("actor.model.model_path is null: the base model starts from random weights", stacklevel=2)
+        self = cls.unloaded(cfg, device, folder)
+        self.draw_weights(torch.Generator(device).manual_seed(seed), net=folder is None)
+        if cfg.is_lora:
+            self.attach_adapters(seed, frozen=self.unadapted())
+        if folder is not None:
+            self.load_pretrained(folder)
+        return self
+
     # ------------------------------------------------------------------ what a model adds
+    @classmethod
+    def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
+        """The policy with uninitialised weights; what must be known of a folder before its weights is read here."""
+        raise NotImplementedError
+
+    def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
+        """Random weights of the heads, which a checkpoint may lack, and of the network where there is none (`net`)."""
+        raise NotImplementedError
+
+    def unadapted(self) -> tuple[str, ...]:
+        """Parts of the network, by the beginning of their names, that LoRA leaves alone."""
+        return ()
+
     def published_names(self) -> Rename:
         """From any published name to this policy's (without LoRA); None for a tensor it does not need."""
         raise NotImplementedError

@@ -39,9 +39,11 @@ class Recorder:
     moved, everything is recorded anew. Outputs are copies, the caller may keep them.
     """
 
-    def __init__(self, function: Callable[..., Tensors], module: nn.Module, *, limit: int = 24) -> None:
+    def __init__(
+        self, function: Callable[..., Tensors], module: nn.Module, *, enabled: bool = True, limit: int = 24
+    ) -> None:
         self.function, self.module, self.limit = function, module, limit
-        self.enabled = True
+        self.enabled = enabled
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         self._pool: Any = None
         self._watched: list[nn.Parameter] = []

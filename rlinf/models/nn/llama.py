@@ -16,6 +16,7 @@ from rlinf.models.nn import fused
 from rlinf.models.nn.checkpointing import BlockStack
 from rlinf.models.nn.fused import Residual
 from rlinf.models.nn.gemma import Rope, additive, rope
+from rlinf.models.nn.mlp import GatedMlp
 from rlinf.models.nn.packed import Packed
 
 Tensor = torch.Tensor
@@ -84,19 +85,11 @@ class Attention(Packed):
         return self.o_proj(out.transpose(1, 2).reshape(b, s, w))
 
 
-class Mlp(Packed):
+class Mlp(GatedMlp):
     """Gated MLP with SiLU."""
 
-    groups = (("gate_proj", "up_proj"),)
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, hidden, bias=False)
-        self.up_proj = nn.Linear(width, hidden, bias=False)
-        self.down_proj = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(fused.silu_gate(*self.project(self.groups[0], x)))
+    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return fused.silu_gate(gate, up)
 
 
 class Block(nn.Module):

@@ -5,7 +5,6 @@ Letters: B rows, C actions executed, H denoised, A columns, D padded columns, N 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -80,33 +79,28 @@ class Policy(PretrainedPolicy):
                 part.to(device)
         pack(self.net)
         set_checkpointing(self.net, cfg.gradient_checkpointing)
-        self._act = Recorder(self._actions, self)
-        self._act.enabled = cfg.cuda_graphs
+        self._act = Recorder(self._actions, self, enabled=cfg.cuda_graphs)
         self.noise_level = options.noise_level
         self.set_global_step(0)
 
     @classmethod
-    def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
-        """From `cfg.model_path`, or from random weights drawn from `seed`."""
+    def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
+        """The network of `cfg` with the tokenizer of the folder."""
         assert isinstance(cfg, Config)
-        folder = None if cfg.model_path is None else Path(cfg.model_path).expanduser()
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"actor.model.model_path={cfg.model_path} is not a folder")
-        self = cls(cfg, device, tokenizer_file=tokenizer.find_tokenizer(folder, size=cfg.size))
-        generator = torch.Generator(device).manual_seed(seed)
-        if folder is None and cfg.size == "base":
-            warnings.warn("actor.model.model_path is null: the base model starts from random weights", stacklevel=2)
-        if folder is None:
+        return cls(cfg, device, tokenizer_file=tokenizer.find_tokenizer(folder, size=cfg.size))
+
+    def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
+        """Random weights of the heads and, where asked, of the network."""
+        if net:
             initialize(self.net, generator)
         if self.noise_head is not None:
             initialize(self.noise_head, generator)
         if self.value_head is not None:
             initialize_value_head(self.value_head, generator)
-        if cfg.is_lora:
-            self.attach_adapters(seed, frozen=(VLM,) if cfg.freeze_vlm else ())
-        if folder is not None:
-            self.load_pretrained(folder)
-        return self
+
+    def unadapted(self) -> tuple[str, ...]:
+        """A frozen vision-language model gets no adapters: its cached prefix must stay valid."""
+        return (VLM,) if self.cfg.freeze_vlm else ()
 
     # ------------------------------------------------------------------ acting
     @torch.no_grad()

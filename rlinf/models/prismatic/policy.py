@@ -6,7 +6,6 @@ Letters: B rows, n cameras, L prompt slots, C actions a chunk, A columns, M = C 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,33 +79,23 @@ class PrismaticPolicy(PretrainedPolicy):
         self.to_empty(device=device)
         tokenizer = load_tokenizer(tokenizer_file, max_len=cfg.prompt_slots, vocab_size=arch.vocab_size)
         self.processor = Processor(cfg, arch, tokenizer).to(device)
+        pack(self.net)
         set_checkpointing(self.net, cfg.gradient_checkpointing)
-        self._act = Recorder(self.act, self)
-        self._act.enabled = cfg.cuda_graphs
+        self._act = Recorder(self.act, self, enabled=cfg.cuda_graphs)
 
     @classmethod
-    def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
-        """From `cfg.model_path`, or from random weights drawn from `seed`."""
+    def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
+        """The network of `cfg`, with the folder's tokenizer, norm epsilon and pixel statistics."""
         assert isinstance(cfg, PrismaticConfig)
-        folder = None if cfg.model_path is None else Path(cfg.model_path).expanduser()
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"actor.model.model_path={cfg.model_path} is not a folder")
         arch = cfg.architecture() if folder is None else files.read_architecture(folder, cfg.architecture())
-        tokenizer_file = find_tokenizer(folder, size=cfg.size)
-        self = cls(cfg, device, arch=arch, tokenizer_file=tokenizer_file)
-        generator = torch.Generator(device).manual_seed(seed)
-        if folder is None and cfg.size == "base":
-            warnings.warn("actor.model.model_path is null: the base model starts from random weights", stacklevel=2)
-        if folder is None:
+        return cls(cfg, device, arch=arch, tokenizer_file=find_tokenizer(folder, size=cfg.size))
+
+    def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
+        """Random weights of the critic and, where asked, of the network."""
+        if net:
             initialize(self.net, generator)
         if self.value_head is not None:
             self.value_head.initialize(generator)
-        if cfg.is_lora:
-            self.attach_adapters(seed)
-        if folder is not None:
-            self.load_pretrained(folder)
-        pack(self.net)
-        return self
 
     # ------------------------------------------------------------------ acting
     @torch.no_grad()
