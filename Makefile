@@ -5,17 +5,20 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: setup system quickstart test lint docs clean
+.PHONY: setup system vulkan quickstart test lint docs clean
 
-setup: system $(STAMP)
+setup: system $(STAMP) vulkan
 
 system:
 	@bash requirements/system.sh
 
+vulkan: $(STAMP)
+	@bash requirements/vulkan.sh $(VENV)
+
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,calvin,dev]'
+	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,calvin,maniskill,ray,dev]'
 	@touch $@
 
 quickstart: setup

@@ -52,6 +52,9 @@ while [[ $# -gt 0 ]]; do
       ;;
   esac
 done
+# Names as other guides write them.
+model=${model//-/_}
+[[ $env != maniskill_libero ]] || env=maniskill
 [[ ${target:-embodied} == embodied ]] || fail "unknown target '$target'; available: embodied"
 model_file=$(requirements_file model models "$model")
 env_file=$(requirements_file env envs "$env")
@@ -70,8 +73,9 @@ echo "torch"
 echo "rlinf with $model and $env"
 "${pip[@]}" -e '.[datasets,video,tensorboard]' -r "$model_file" -r "$env_file"
 
-# What pip cannot bring: the files a simulator reads.
-if [[ -f requirements/envs/$env.sh ]]; then bash "requirements/envs/$env.sh"; fi
+# What pip cannot bring: the driver a simulator draws with and the files it reads.
+if [[ $env == maniskill && $root == yes ]]; then bash requirements/vulkan.sh "$venv"; fi
+if [[ -f requirements/envs/$env.sh ]]; then PATH="$(cd "$venv" && pwd)/bin:$PATH" bash "requirements/envs/$env.sh"; fi
 
 echo "done; use it with:  source $venv/bin/activate"
 echo "check it with:      $venv/bin/rlinf doctor"

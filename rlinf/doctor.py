@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -42,6 +44,7 @@ def checks() -> list[Check]:
         ("files", _files),
         ("torch", _torch),
         ("packages", _packages),
+        ("vulkan", _vulkan),
     ]
     return machine + [(f"simulator {name}", lambda name=name: _frame(name)) for name in available_simulators()]
 
@@ -89,6 +92,24 @@ def _packages() -> str:
     return f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(absent) or 'none'}"
 
 
+def _vulkan() -> str:
+    """Which driver SAPIEN draws with; in a process of its own, as broken drivers crash."""
+    if importlib.util.find_spec("sapien") is None:
+        raise NotInstalledError('only ManiSkill needs it: pip install -c constraints.txt -e ".[maniskill]"')
+    draw = [] if "MANISKILL_ASSET_DIR" in os.environ else ["draw"]  # else the simulator's own check draws
+    command = [sys.executable, "-W", "ignore", "-m", "rlinf.envs.sim.vulkan", *draw]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        raise UserError(f"SAPIEN cannot draw: {last}; `bash requirements/vulkan.sh` installs a driver that it takes")
+    report = json.loads(done.stdout.splitlines()[-1])
+    if "problem" in report:
+        raise UserError(report["problem"])
+    if report.get("contrast", 255.0) < 1.0:
+        raise UserError(f"{report['driver']} draws a blank frame")
+    return report["driver"] + ("; drew a frame" if draw else "")
+
+
 def _frame(simulator: str) -> str:
     """Start one simulator process and look at the frame it draws."""
     from rlinf.envs.vec import VecEnv
@@ -103,6 +124,6 @@ def _frame(simulator: str) -> str:
         env.close()
     image = step.obs.images[0].float()
     if float(image.std()) < 1.0:
-        raise UserError("the rendered frame is blank; check the GL driver or set MUJOCO_GL=osmesa")
+        raise UserError("the rendered frame is blank; check the GL or Vulkan driver, or set MUJOCO_GL=osmesa")
     height, width, _ = image.shape
     return f"drew {width} x {height} (mean {float(image.mean()):.0f}), told {step.obs.task_descriptions[0]!r}"

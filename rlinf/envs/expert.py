@@ -154,7 +154,7 @@ def check_expert(cfg: EnvConfig) -> None:
 def play_trials(cfg: EnvConfig, *, seed: int) -> list[EpisodeRecord]:
     """The held-out trials of an evaluation, played by the expert; images are drawn now and then, and not looked at."""
     check_expert(cfg)
-    spec = env_spec(cfg, "env.eval")
+    spec = replace(env_spec(cfg, "env.eval"), batched=False)  # an expert looks into one scene at a time
     trials = eval_trials(cfg, spec)
     num_envs = min(cfg.total_num_envs, len(trials))
     env = VecEnv(

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Rows 0..B-1 spread over processes as neighbours; every process holds several scenes."""
+    """Rows 0..B-1 spread over processes as neighbours; every process holds several scenes, a batched one all."""
 
     def __init__(
         self,
@@ -25,8 +25,7 @@ class Fleet:
         simulator: str,
         options: Any,
         spec: EnvSpec,
-        first_env: int,
-        num_envs: int,
+        env_ids: Sequence[int],
         num_processes: int,
         chunk_size: int,
         num_recorded: int,
@@ -36,9 +35,11 @@ class Fleet:
         max_restarts: int,
         describe: Callable[[int], str],
     ) -> None:
-        self.simulator, self.first_env, self.num_envs = simulator, first_env, num_envs
+        self.simulator, self.env_ids, num_envs = simulator, env_ids, len(env_ids)
         self.deadline_s, self.max_restarts = deadline_s, max_restarts
         self.num_restarts = 0  # since the start
+        if spec.batched:
+            num_processes = 1
         self.rows = split_evenly(num_envs, num_processes)
         self._describe = describe  # row -> what it plays, for error messages
         self._place = {row: (p, row - rows[0]) for p, rows in enumerate(self.rows) for row in rows}
@@ -50,8 +51,9 @@ class Fleet:
                 "options": options,
                 "num_scenes": len(rows),
                 "layout": scene_arrays(spec, len(rows), chunk_size, sum(r < num_recorded for r in rows), critic_state),
-                "name": f"{p} (envs {first_env + rows[0]}-{first_env + rows[-1]})",
+                "name": f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})",
                 "python": python,
+                "batched": spec.batched,
             }
             for p, rows in enumerate(self.rows)
         ]
@@ -94,7 +96,7 @@ class Fleet:
 
     def gather(self, name: str, rows: Sequence[int]) -> np.ndarray:
         """A copy of some rows of a shared array, [len(rows), ...]."""
-        if len(rows) == self.num_envs:
+        if len(rows) == len(self.env_ids):
             return np.concatenate([process.arrays[name] for process in self._processes])
         return np.stack([self.array(row, name) for row in rows])
 
@@ -141,7 +143,7 @@ class Fleet:
         self.num_restarts += 1
         playing = [text for text in map(self._describe, rows) if text]
         names = "; ".join(playing[:4]) + (f" and {len(playing) - 4} more" if len(playing) > 4 else "")
-        first, last = self.first_env + self.rows[p][0], self.first_env + self.rows[p][-1]
+        first, last = self.env_ids[self.rows[p][0]], self.env_ids[self.rows[p][-1]]
         text = f"simulator {self.simulator!r} of envs {first}-{last} failed while playing {names or 'nothing'}: {what}"
         if self._failures[p] > self.max_restarts:
             raise SimulatorError(f"{text}\ngiven up after {self.max_restarts} restarts in one step (max_restarts)")

@@ -22,7 +22,9 @@ def summarise(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[st
     rates = group_rates(records, groups or {})
     if rates:
         metrics |= {f"group/{name}/success_once": rate.rate for name, rate in rates.items()}
-        metrics["group_average"] = sum(rate.rate for rate in rates.values()) / len(rates)
+        played = [task for name in rates for task in (groups or {})[name]]
+        if len(set(played)) == len(played):
+            metrics["group_average"] = sum(rate.rate for rate in rates.values()) / len(rates)
     return metrics
 
 
@@ -30,6 +32,15 @@ def group_rates(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[
     """success_once of each group of tasks that was played, with counts."""
     rates = {name: Rate.of(r.success_once for r in records if r.task in tasks) for name, tasks in groups.items()}
     return {name: rate for name, rate in rates.items() if rate.trials}
+
+
+def task_rates(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]]) -> dict[str, Rate]:
+    """success_once of every task where there are several, with counts; those in groups come first, as listed there."""
+    played = per_task(records)
+    if len(played) < 2:
+        return {}
+    order = dict.fromkeys([*(task for tasks in groups.values() for task in tasks if task in played), *played])
+    return {task: Rate.of(r.success_once for r in played[task]) for task in order}
 
 
 def own_metrics(records: Sequence[EpisodeRecord]) -> dict[str, Rate | float]:

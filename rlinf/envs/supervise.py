@@ -52,10 +52,12 @@ class SimProcess:
         layout: Layout,
         name: str,
         python: str | None = None,
+        batched: bool = False,
     ) -> None:
         self.name = name
         self.num_scenes = num_scenes
         self._simulator, self._options, self._python = simulator, asdict(options), python
+        self._batched = batched
         offsets, size = {}, 0
         for key, (dtype, shape) in layout.items():
             offsets[key] = (dtype, list(shape), size)
@@ -102,6 +104,7 @@ class SimProcess:
                 "sim": self._simulator,
                 "options": self._options,
                 "num_scenes": self.num_scenes,
+                "batched": self._batched,
                 "fd": fd,
                 "size": self._size,
                 "arrays": self._offsets,
@@ -239,7 +242,7 @@ def exchange(
 ) -> dict[SimProcess, dict[str, Any] | SimulatorDiedError]:
     """Send every message first, then wait for all answers (None sends nothing and only waits).
 
-    The deadline counts from the last sign of life of each process: children report after every scene.
+    The deadline counts from the last sign of life of each process: busy children report between scenes.
     """
     answers: dict[SimProcess, dict[str, Any] | SimulatorDiedError] = {}
     due: dict[SimProcess, float] = {}

@@ -25,7 +25,7 @@ from rlinf.errors import SimulatorError, UserError
 
 
 class VecEnv:
-    """`num_envs` environments, numbered from `first_env` over all workers and stages.
+    """`num_envs` environments, numbered from `first_env` over all workers and stages, or as `env_ids` says.
 
     Train: `reset()` begins the next episode everywhere; an ended one waits for it, or restarts at the chunk end with
     auto_reset. Eval: each env plays its share of `trials` one after another, whatever auto_reset says, until `done`.
@@ -37,7 +37,8 @@ class VecEnv:
         spec: EnvSpec,
         *,
         num_envs: int,
-        first_env: int,
+        first_env: int = 0,
+        env_ids: Sequence[int] | None = None,
         mode: Literal["train", "eval"],
         chunk_size: int,
         seed: int,
@@ -49,13 +50,14 @@ class VecEnv:
             raise ValueError("mode='eval' needs trials: the held-out reset ids to play")
         if mode == "train" and (first_env % cfg.group_size or num_envs % cfg.group_size):
             raise UserError(f"num_envs={num_envs} from env {first_env} splits a group of group_size={cfg.group_size}")
+        env_ids = range(first_env, first_env + num_envs) if env_ids is None else env_ids
         if critic_state and not spec.critic_state_dim:
             raise UserError(f"suite {spec.suite!r} offers no privileged state for a critic")
         self.cfg, self.spec, self.mode, self.seed = cfg, spec, mode, seed
         self.num_envs, self.chunk_size = num_envs, chunk_size
         self._critic_state, self._video = critic_state, video
         self._num_recorded = min(num_envs, video.max_envs) if video else 0
-        self._episodes = [Episode(first_env + i) for i in range(num_envs)]
+        self._episodes = [Episode(env_id) for env_id in env_ids]
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
         self._begun = False
         self._parked: dict[str, Any] | None = None  # state while offloaded
@@ -63,8 +65,7 @@ class VecEnv:
             simulator=cfg.env_type,
             options=env_options(cfg, f"env.{mode}"),
             spec=spec,
-            first_env=first_env,
-            num_envs=num_envs,
+            env_ids=env_ids,
             num_processes=min(num_envs, cfg.num_processes or os.cpu_count() or 1),
             chunk_size=chunk_size,
             num_recorded=self._num_recorded,

@@ -4,8 +4,9 @@ A simulator `foo` is one file `envs/sim/foo.py` (or a package), found by `env_ty
 - `Options`, a frozen dataclass: every key that `env.{train,eval}.init_params` may hold, plus `task_suite_name`;
 - `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
 - `Scene(options)`, a `Simulator`;
+- `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
 - `Expert(options)` where scripted demonstrations exist.
-Imports of the simulator itself belong inside `Scene`, never at the top of the file.
+Imports of the simulator itself belong inside `Scene` and `Batch`, never at the top of the file.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class EnvSpec:
     critic_state_dim: int = 0  # a critic's privileged columns, the last being the share of the episode passed; 0: none
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
+    batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
 
 
 @dataclass
@@ -130,6 +132,40 @@ class Simulator(Protocol):
         """Everything needed to continue this episode bit for bit."""
 
     def set_state(self, state: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BatchSimulator(Protocol):
+    """All scenes of a process, stepped together. `rows` are scene numbers; a scene that is not named stays as it is.
+
+    What one does never depends on the others. An exception ends the process, and with it the episodes of all scenes.
+    """
+
+    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+        """Start these episodes; R rows."""
+
+    def task(self, row: int) -> str:
+        """As Simulator.task."""
+
+    def step_chunk(
+        self,
+        rows: Sequence[int],
+        actions: Array,
+        steps: Sequence[int],
+        *,
+        stop_on_success: bool,
+        record: Sequence[bool],
+    ) -> list[ChunkResult]:
+        """Execute the first steps[r] of actions f32 [R, C, A] in every row, fewer where told to stop at success."""
+
+    def observe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """As Simulator.observe, row by row; a row that ended within the chunk is seen where it ended."""
+
+    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+        """Everything needed to continue these episodes."""
+
+    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None: ...
 
     def close(self) -> None: ...
 

@@ -25,6 +25,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 HEADER = struct.Struct("<I")
+SIGN_OF_LIFE_S = 0.1  # between messages of a command that takes long; each one wakes the parent
 
 
 class Channel:
@@ -95,14 +96,7 @@ class Worker:
 
     def _report(self, scene: int, result: Any) -> dict[str, Any]:
         """Share what a chunk did, and the observation after it."""
-        arrays = self.arrays
-        for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
-            arrays[name][scene, : len(values)] = values
-        if not np.isfinite(result.rewards).all():
-            raise FloatingPointError(f"reward is not finite: {result.rewards}")
-        for i, frame in enumerate(result.frames):
-            arrays["frames"][scene, i] = frame
-        return {"steps": result.steps, "info": result.info, **self._observe(scene)}
+        return share_result(self.arrays, scene, result) | self._observe(scene)
 
     def get_state(self, scene: int) -> dict[str, Any]:
         """The scene's running episode."""
@@ -139,19 +133,14 @@ class Worker:
 
     def _observe(self, scene: int) -> dict[str, Any]:
         sim = self.scenes[scene]
-        seen = sim.observe()
-        for name in ("images", "wrist_images", "states", "critic_state"):
-            if name in self.arrays and seen[name] is not None:
-                self.arrays[name][scene] = seen[name]
-        if seen["states"] is not None and not np.isfinite(seen["states"]).all():
-            raise FloatingPointError(f"observation states are not finite: {seen['states']}")
-        return {"task": sim.task(), "description": seen["task_description"]}
+        return {"task": sim.task(), **share_observation(self.arrays, scene, sim.observe())}
 
     def run(self, message: dict[str, Any]) -> dict[str, Any]:
         """One command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
         command = getattr(self, message["command"])
         replies: dict[str, Any] = {}
         failed: dict[str, str] = {}
+        heard = time.monotonic()
         for scene, arguments in message["scenes"]:
             try:
                 replies[str(scene)] = command(scene, **arguments)
@@ -159,8 +148,99 @@ class Worker:
                 failed[str(scene)] = describe(error)
                 self.scenes[scene].close()
                 self.scenes[scene] = self.module.Scene(self.options)
-            self.channel.write({"progress": scene})
+            if time.monotonic() - heard > SIGN_OF_LIFE_S:
+                self.channel.write({"progress": scene})
+                heard = time.monotonic()
         return {"replies": replies, "failed": failed}
+
+    def close(self) -> None:
+        """Free what the scenes hold."""
+        for scene in self.scenes:
+            scene.close()
+
+
+class BatchWorker:
+    """The same commands for a simulator that steps all its scenes together; an exception ends the process."""
+
+    def __init__(self, batch: Any, arrays: dict[str, np.ndarray]) -> None:
+        self.batch, self.arrays = batch, arrays
+
+    def run(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One command on several scenes; those whose numbers are not finite fail, the others go on."""
+        rows = [scene for scene, _ in message["scenes"]]
+        return getattr(self, message["command"])(rows, [arguments for _, arguments in message["scenes"]])
+
+    def reset(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        """Start episodes and observe them."""
+        self.batch.reset(rows, [a["reset_id"] for a in arguments])
+        return self._reply(rows, [None] * len(rows))
+
+    def chunk(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        """Execute the first `steps` actions of the scenes' rows; rows stop at success alike."""
+        results = self.batch.step_chunk(
+            rows,
+            self.arrays["actions"][rows],
+            [a["steps"] for a in arguments],
+            stop_on_success=arguments[0]["stop"],
+            record=[a["record"] for a in arguments],
+        )
+        return self._reply(rows, results)
+
+    def get_state(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        """The running episodes."""
+        states = [{"state": base64.b64encode(state).decode()} for state in self.batch.get_state(rows)]
+        return {"replies": {str(row): state for row, state in zip(rows, states, strict=True)}, "failed": {}}
+
+    def set_state(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
+        """Continue saved episodes."""
+        self.batch.set_state(rows, [base64.b64decode(a["state"]) for a in arguments])
+        return self._reply(rows, [None] * len(rows))
+
+    def _reply(self, rows: list[int], results: list[Any]) -> dict[str, Any]:
+        """Share results, where there are some, and observations."""
+        replies, failed = {}, {}
+        for row, result, seen in zip(rows, results, self.batch.observe(rows), strict=True):
+            try:
+                reply = {} if result is None else share_result(self.arrays, row, result)
+                reply |= share_observation(self.arrays, row, seen)
+                replies[str(row)] = {"task": self.batch.task(row), **reply}
+            except FloatingPointError as error:
+                failed[str(row)] = describe(error)
+        return {"replies": replies, "failed": failed}
+
+    def close(self) -> None:
+        """Free what the simulator holds."""
+        self.batch.close()
+
+
+def make_worker(message: dict[str, Any], channel: Channel) -> Worker | BatchWorker:
+    """What the parent's first message asks for."""
+    if not message["batched"]:
+        return Worker(message, channel)
+    module = load_simulator(message["sim"])
+    batch = module.Batch(module.Options(**message["options"]), message["num_scenes"])
+    return BatchWorker(batch, map_arrays(message["fd"], message["size"], message["arrays"]))
+
+
+def share_result(arrays: dict[str, np.ndarray], scene: int, result: Any) -> dict[str, Any]:
+    """Write what a chunk did to the scene's rows; returns the rest of the reply."""
+    for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
+        arrays[name][scene, : len(values)] = values
+    if not np.isfinite(result.rewards).all():
+        raise FloatingPointError(f"reward is not finite: {result.rewards}")
+    for i, frame in enumerate(result.frames):
+        arrays["frames"][scene, i] = frame
+    return {"steps": result.steps, "info": result.info}
+
+
+def share_observation(arrays: dict[str, np.ndarray], scene: int, seen: dict[str, Any]) -> dict[str, Any]:
+    """Write an observation to the scene's rows; returns the rest of the reply."""
+    for name in ("images", "wrist_images", "states", "critic_state"):
+        if name in arrays and seen[name] is not None:
+            arrays[name][scene] = seen[name]
+    if seen["states"] is not None and not np.isfinite(seen["states"]).all():
+        raise FloatingPointError(f"observation states are not finite: {seen['states']}")
+    return {"description": seen["task_description"]}
 
 
 def describe(error: Exception) -> str:
@@ -204,7 +284,7 @@ def main() -> None:
     first = channel.read()
     threading.Thread(target=watch_parent, args=(first["parent"],), daemon=True).start()
     try:
-        worker = Worker(first, channel)
+        worker = make_worker(first, channel)
     except ModuleNotFoundError as error:
         channel.write({"missing_module": error.name or str(error)})
         return
@@ -216,8 +296,7 @@ def main() -> None:
     while True:
         message = channel.read()
         if message["command"] == "close":
-            for scene in worker.scenes:
-                scene.close()
+            worker.close()
             channel.write({"closed": True})
             sys.stderr.flush()
             os._exit(0)  # GL libraries print tracebacks from their destructors

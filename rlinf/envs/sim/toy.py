@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ class Options:
     """How far from the agent a target starts."""
     spread: float = 180.0
     """Degrees the target's direction may differ from straight right; a narrow spread is learnt without looking."""
+    batched: bool = False
+    """Hold all scenes in one object and one process, the way a simulator on a GPU does."""
     fault: Literal["none", "crash", "hang", "raise", "nan"] = "none"
     """Test hook: how the simulator misbehaves."""
     fault_at: Literal["reset", "step"] = "step"
@@ -66,6 +69,7 @@ def spec(options: Options) -> EnvSpec:
         },
         control_hz=10.0,
         critic_state_dim=4 + 1,
+        batched=options.batched,
     )
 
 
@@ -164,6 +168,47 @@ def _created(path: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+class Batch:
+    """Several toy worlds behind one interface."""
+
+    def __init__(self, options: Options, num_scenes: int) -> None:
+        self.scenes = [Scene(options) for _ in range(num_scenes)]
+
+    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+        for row, reset_id in zip(rows, reset_ids, strict=True):
+            self.scenes[row].reset(reset_id)
+
+    def task(self, row: int) -> str:
+        return self.scenes[row].task()
+
+    def step_chunk(
+        self,
+        rows: Sequence[int],
+        actions: Array,
+        steps: Sequence[int],
+        *,
+        stop_on_success: bool,
+        record: Sequence[bool],
+    ) -> list[ChunkResult]:
+        return [
+            self.scenes[row].step_chunk(actions[r, : steps[r]], stop_on_success=stop_on_success, record=record[r])
+            for r, row in enumerate(rows)
+        ]
+
+    def observe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        return [self.scenes[row].observe() for row in rows]
+
+    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+        return [self.scenes[row].get_state() for row in rows]
+
+    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None:
+        for row, state in zip(rows, states, strict=True):
+            self.scenes[row].set_state(state)
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 class Expert:

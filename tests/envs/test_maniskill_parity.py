@@ -1,0 +1,40 @@
+"""Our stage beside ManiSkill's own physics, controller and grasp test: whole episodes, equal to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf.envs.sim.maniskill import Options, Scene
+from rlinf.envs.sim.maniskill.family import PREFIX
+from tests.envs.test_maniskill import BOTTLE, solve
+
+pytest.importorskip("mani_skill", reason="ManiSkill is not installed")
+FLAGS = ("success", "is_src_obj_grasped", "consecutive_grasp", "src_on_target")
+
+
+@pytest.mark.parametrize("reset_id", [BOTTLE, 579494])  # the second, a plant, is dropped beside the plate
+def test_an_episode_with_a_grasp(reset_id: int, maniskill_path: Path) -> None:
+    scene = Scene(Options(image_size=64))
+    scene.reset(reset_id)
+    actions, _ = solve(scene)
+    last = scene.stage.object_pose, scene.stage.plate_pose, scene.stage.arm.qpos
+    scene.reset(reset_id)
+    ours = [scene.stage.step(action) for action in actions]
+
+    from rlinf.envs.sim.maniskill.registered import PutOnPlate
+
+    theirs = PutOnPlate(
+        task=PREFIX + "Main-v3", num_envs=1, obs_mode="none", sim_backend="physx_cpu", render_backend="cpu"
+    )
+    theirs.reset(options={"episode_id": torch.tensor([reset_id])})
+    judged = [theirs.advance(torch.from_numpy(action)[None]) for action in actions]
+    assert [[bool(j[name]) for name in FLAGS] for j in judged] == [list(map(bool, j)) for j in ours]
+    assert any(j.is_src_obj_grasped for j in ours)
+    object_, plate = (actor.pose.raw_pose[0].numpy() for actor in (theirs._object, theirs._plate))
+    for a, b in zip(last, (object_, plate, theirs.agent.robot.get_qpos()[0].numpy()), strict=True):
+        assert np.array_equal(a, b)
+    theirs.close()
