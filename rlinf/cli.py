@@ -13,18 +13,18 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would t
 
 import typer
 
-from rlinf.errors import SimulatorError, UserError
+from rlinf.errors import SimulatorError, UserError, WorkerDiedError
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
-MISTAKE, SIMULATOR, DIVERGED, INTERRUPTED = 2, 3, 4, 130  # exit statuses
+MISTAKE, SIMULATOR, DIVERGED, DIED, INTERRUPTED = 2, 3, 4, 5, 130  # exit statuses
 # Optional package -> the extra that brings it.
 EXTRAS = {"pyarrow": "datasets", "PIL": "datasets", "av": "video", "peft": "lora"}
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
     epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
-    "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 130 interrupted, 143 "
-    "stopped by SIGTERM after saving.",
+    "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
+    "of the run that died, 130 interrupted, 143 stopped by SIGTERM after saving.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -101,6 +101,23 @@ def plan(config: ConfigName, overrides: Overrides = None) -> None:
     typer.echo(describe_plan(cfg, make_plan(cfg)))
 
 
+@app.command(epilog="Example: rlinf bench toy_ppo_compact rollout.pipeline_stage_num=2 --json bench.json")
+def bench(
+    config: ConfigName,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 3,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps before them that do not count.")] = 2,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write every number.")] = None,
+) -> None:
+    """Train a few steps, show where their time goes and name the bottleneck; keeps nothing."""
+    from rlinf.config.load import load_config
+
+    cfg = load_config(config, overrides or [], purpose="train")
+    from rlinf.bench import run_bench
+
+    run_bench(cfg, steps=steps, warmup=warmup, output=json)
+
+
 @app.command()
 def doctor() -> None:
     """Check Python, torch, rendering (draws a frame) and the installed simulators."""
@@ -164,6 +181,8 @@ def main() -> None:
         status = _refused(error, SIMULATOR)
     except FloatingPointError as error:
         status = _refused(error, DIVERGED)
+    except WorkerDiedError as error:
+        status = _refused(error, DIED)
     except (typer.Abort, KeyboardInterrupt):
         status = INTERRUPTED
     if status == INTERRUPTED:

@@ -11,3 +11,7 @@ class NotInstalledError(UserError):
 
 class SimulatorError(RuntimeError):
     """A simulator kept failing, so the run cannot go on: exit status 3."""
+
+
+class WorkerDiedError(RuntimeError):
+    """A process of the run is gone, so the run cannot go on: exit status 5."""

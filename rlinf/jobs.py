@@ -10,9 +10,10 @@ from rlinf.config.schema import Config
 from rlinf.envs.records import summarise
 from rlinf.envs.spec import env_spec
 from rlinf.metrics.loggers import MetricLogger
-from rlinf.metrics.watch import Watch
+from rlinf.metrics.watch import Listener, Watch
 from rlinf.runner import Runner
-from rlinf.runtime.placement import make_plan
+from rlinf.runner_async import AsyncRunner
+from rlinf.runtime.placement import Plan, make_plan
 from rlinf.training.checkpoint import step_of
 
 STOPPED_BY_SIGNAL = 143  # exit status of a run that saved and left because of SIGTERM
@@ -20,11 +21,16 @@ STOPPED_BY_SIGNAL = 143  # exit status of a run that saved and left because of S
 
 def train(cfg: Config) -> None:
     """Train, with everything written below runner.logger.log_path."""
-    runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
+    runner = make_runner(cfg, make_plan(cfg), Watch(cfg))
     try:
         train_to_the_end(runner)
     finally:
         runner.close()
+
+
+def make_runner(cfg: Config, plan: Plan, watch: Listener) -> Runner:
+    """Rollouts and updates in turn, or side by side where runner.max_staleness allows it."""
+    return (AsyncRunner if cfg.runner.max_staleness > 0 else Runner)(cfg, plan, watch=watch)
 
 
 def train_to_the_end(runner: Runner) -> None:

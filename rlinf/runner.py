@@ -7,9 +7,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlinf.collect import collect
 from rlinf.config.schema import Config
@@ -17,9 +18,10 @@ from rlinf.data.types import EpisodeRecord
 from rlinf.envs.records import summarise
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.errors import UserError
+from rlinf.metrics.phases import Usage, step_metrics
 from rlinf.metrics.stats import Rate
-from rlinf.metrics.watch import Watch
-from rlinf.runtime.cluster import make_cluster
+from rlinf.metrics.watch import Listener
+from rlinf.runtime.cluster import Group, make_cluster
 from rlinf.runtime.placement import Plan
 from rlinf.training.checkpoint import config_hash, find_resume, save_checkpoint, versions
 from rlinf.workers.actor import ActorWorker
@@ -30,7 +32,7 @@ from rlinf.workers.rollout import RolloutWorker
 class Runner:
     """Owns the cluster and drives it; knows nothing of simulators, models or algorithms."""
 
-    def __init__(self, cfg: Config, plan: Plan, *, watch: Watch) -> None:
+    def __init__(self, cfg: Config, plan: Plan, *, watch: Listener) -> None:
         self.cfg, self.plan, self.watch = cfg, plan, watch
         runner = cfg.runner
         self.total_steps = min(runner.max_epochs, runner.max_steps) if runner.max_steps >= 0 else runner.max_epochs
@@ -38,27 +40,32 @@ class Runner:
         self.global_step = 0
         self.stop_requested = False
         self.times: dict[str, float] = {}
+        self.bytes = {"sync": 0, "offload": 0}
+        self.copies_behind = math.inf  # updates since the last weight sync
         self.resume_from = self._find_resume()  # before anything heavy: it may refuse
         self.cluster = make_cluster(cfg, plan)
-        self.rollout = self.cluster.launch(RolloutWorker, "rollout")
-        self.env = self.cluster.launch(EnvWorker, "env")
-        self.actor = self.cluster.launch(ActorWorker, "actor")
+        self.rollout = self._launch(RolloutWorker, "rollout")
+        self.env = self._launch(EnvWorker, "env")
+        self.actor = self._launch(ActorWorker, "actor")
 
     def train(self) -> None:
         """Every remaining step, with evaluations and checkpoints where they are due."""
         self.resume()
         self.watch.start(self.global_step, self.total_steps)
-        self.times = {}
+        self.times, self.bytes = {}, dict.fromkeys(self.bytes, 0)
         with self._stop_on_sigterm():
             while self.global_step < self.total_steps and not self.stop_requested:
+                self.usage()  # setting up, loading and saving belong to no step
                 with self.timed("step"):
                     metrics = self.step(self.global_step)
                     self.global_step += 1
+                    used, evaluating = self.usage(), None
                     if self._due(self.cfg.runner.val_check_interval):
                         metrics |= self.evaluate()
+                        evaluating = self.usage()
                 times, self.times = self.times, {}
-                times["env_steps_per_second"] = metrics["env/steps"] / times["generate_rollouts"]
-                self.watch.log(self.global_step, metrics | {f"time/{k}": v for k, v in times.items()})
+                metrics |= step_metrics(self.plan, times, used, evaluating, env_steps=metrics["env/steps"])
+                self.watch.log(self.global_step, metrics)
                 if self._due(self.cfg.runner.save_interval) or self.stop_requested:
                     self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
 
@@ -66,18 +73,45 @@ class Runner:
         """One rollout and the update it pays for."""
         env = self.cfg.env.train
         chunks = env.max_steps_per_rollout_epoch // self.cfg.actor.model.num_action_chunks
-        with self.timed("generate_rollouts"), self.resident("env"):
-            rolled = collect(
-                self.env, self.rollout, self.plan, mode="train", step=step, epochs=env.rollout_epoch, chunks=chunks
-            )
-            self.cluster.get(rolled)
-        with self.timed("cal_adv_and_returns"):
-            advantages = self.actor.call("compute_advantages", self.rollout.call("trajectory"))
-            metrics = dict(self.cluster.get(advantages)[0])
-        with self.timed("actor_training"):
-            metrics |= self.cluster.get(self.actor.call("update", step, self.total_steps))[0]
+        with self.resident("env", "rollout"):
+            if self.copies_behind >= self.cfg.runner.weight_sync_interval:
+                self.sync()
+            with self.timed("generate_rollouts"):
+                rolled = collect(
+                    self.env, self.rollout, self.plan, mode="train", step=step, epochs=env.rollout_epoch, chunks=chunks
+                )
+                self.cluster.get(rolled)
+        with self.resident("actor"):
+            with self.timed("cal_adv_and_returns"):
+                metrics = dict(self.cluster.get(self.hand_over(self.experience()))[0])
+            with self.timed("actor_training"):
+                metrics |= self.cluster.get(self.actor.call("update", step, self.total_steps))[0]
+                self.copies_behind += 1
+        moved, self.bytes = self.bytes, dict.fromkeys(self.bytes, 0)
+        metrics |= {f"{name}/bytes": float(count) for name, count in moved.items()}
         metrics["env/restarts"] = float(sum(self.cluster.get(self.env.call("num_restarts"))))
         return metrics | {f"env/{k}": v for k, v in summarise(self._episodes()).items()}
+
+    def sync(self) -> None:
+        """Bring the rollout ranks' copies of the weights up to date; where they share the actor's, nothing is sent."""
+        if self.copies_behind == 0:
+            return
+        with self.timed("sync_weights"):
+            sent = self.actor.one(0, "send_weights")
+            received = [self.rollout.one(rank, "receive_weights") for rank in self.plan.rollout_copies]
+            self.bytes["sync"] += self.cluster.get([sent, *received])[0]
+            self.copies_behind = 0
+
+    def experience(self) -> list[list[Any]]:
+        """For each actor rank, futures of its share of what the rollout ranks lived through."""
+        return [
+            [self.rollout.one(source, "experience", first, end, reader=rank) for source, first, end in route]
+            for rank, route in enumerate(self.plan.routes("rollout", "actor"))
+        ]
+
+    def hand_over(self, experience: list[list[Any]]) -> list[Any]:
+        """Give the actor ranks their shares; futures of the metrics of the advantages."""
+        return [self.actor.one(rank, "compute_advantages", *parts) for rank, parts in enumerate(experience)]
 
     def evaluate(self) -> dict[str, float]:
         """Success on the held-out trials; writes eval/step_N.json."""
@@ -93,7 +127,8 @@ class Runner:
         env, chunk = self.cfg.env.eval, self.cfg.actor.model.num_action_chunks
         rounds = math.ceil(len(eval_trials(env, env_spec(env))) / env.total_num_envs)
         chunks = (rounds + env.max_restarts) * env.max_episode_steps // chunk  # lost trials are played again
-        with self.timed("eval"):
+        with self.timed("eval"), self.resident("rollout"):
+            self.sync()
             self._episodes()  # what the training envs finished belongs to the training step
             played = collect(
                 self.env, self.rollout, self.plan, mode="eval", step=0, epochs=1, chunks=chunks, finished=self._played
@@ -112,7 +147,7 @@ class Runner:
             self.cluster.get(self.actor.call("save", folder / "actor"))
             (folder / "runner.json").write_text(json.dumps(runner))
 
-        with self.timed("save"):
+        with self.timed("save"), self.resident("actor"):
             return save_checkpoint(
                 self.folder / "checkpoints",
                 self.global_step,
@@ -132,13 +167,21 @@ class Runner:
             raise UserError(
                 f"checkpoint {folder} was made with {len(saved['env'])} env ranks, not {len(self.plan.env)}"
             )
-        self.cluster.get(self.actor.call("load", folder / "actor"))
+        with self.resident("actor"):
+            self.cluster.get(self.actor.call("load", folder / "actor"))
+            self.copies_behind = math.inf
         self.cluster.get(self.env.call("load_state", saved["env"]))
         self.global_step = saved["step"]
 
     def close(self) -> None:
         self.cluster.shutdown()
         self.watch.close()
+
+    def usage(self) -> Usage:
+        """What the workers did since the last call."""
+        groups = {"env": self.env, "rollout": self.rollout, "actor": self.actor}
+        busy = {role: self.cluster.get(group.call("drain_seconds")) for role, group in groups.items()}
+        return Usage(busy, self.cluster.drain_bytes())
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -150,16 +193,24 @@ class Runner:
     @contextmanager
     def resident(self, *roles: str) -> Iterator[None]:
         """Holds the named workers in memory for the block, and lets those in plan.offload go after it."""
-        leaving = [
-            {"env": self.env, "rollout": self.rollout, "actor": self.actor}[role]
-            for role in roles
-            if role in self.plan.offload
-        ]
-        for group in leaving:
-            self.cluster.get(group.call("onload"))
+        groups = {"env": self.env, "rollout": self.rollout, "actor": self.actor}
+        leaving = [groups[role] for role in roles if role in self.plan.offload]
+        self._move(leaving, "onload")
         yield
-        for group in leaving:
-            self.cluster.get(group.call("offload"))
+        self._move(leaving, "offload")
+
+    def _launch(self, worker_cls: type, role: str) -> Group:
+        """Start a component; one that offloads waits outside its device until it is needed."""
+        group = self.cluster.launch(worker_cls, role)
+        if role in self.plan.offload:
+            self._move([group], "offload")
+        return group
+
+    def _move(self, groups: Sequence[Group], method: str) -> None:
+        if groups:
+            with self.timed("offload"):
+                moved = self.cluster.get([future for group in groups for future in group.call(method)])
+                self.bytes["offload"] += sum(moved)
 
     def _find_resume(self) -> Path | None:
         """The checkpoint that runner.resume_dir means."""

@@ -145,8 +145,9 @@ def compute_targets(
     ignore_terminations: bool,
     compat: bool = False,
     all_reduce: AllReduce = identity,
+    all_max: AllReduce = identity,
 ) -> tuple[Targets, dict[str, Tensor]]:
-    """Targets of a rollout and its metrics (means over all ranks; max and min of this rank).
+    """Targets of a rollout and its metrics over all ranks (`all_reduce` sums over them, `all_max` takes the largest).
 
     `compat` restores two published defects: advantages normalised per rank, and bootstrapping on a success that
     coincides with the time limit.
@@ -164,7 +165,7 @@ def compute_targets(
     if not auto_reset and not ignore_terminations:
         mask = loss_mask(torch.cat([before, ended])) & ~invalid
         mask_sum = mask.sum((0, 2)).float()  # [B]
-    elif invalid.any():
+    elif all_max(invalid.any()[None].float()).any():  # a mask on one rank is a mask on all: they count together
         mask = ~invalid
     if mask is not None and cfg.reward_type == "chunk_level":
         mask = mask.any(-1, keepdim=True)  # [T, B, 1]
@@ -185,16 +186,20 @@ def compute_targets(
     per_entry = rewards.sum(-1, keepdim=True) if level == 1 else rewards
     metrics["rewards"] = _mean(per_entry, mask, all_reduce)
     metrics["valid_fraction"] = _mean((torch.ones_like(per_entry) if mask is None else mask).float(), None, all_reduce)
-    metrics |= _summary("advantages", advantages, mask, all_reduce)
+    metrics |= _summary("advantages", advantages, mask, all_reduce, all_max)
     if returns is not None:
-        metrics |= _summary("returns", returns, mask, all_reduce)
+        metrics |= _summary("returns", returns, mask, all_reduce, all_max)
     return Targets(advantages=advantages, returns=returns, mask=mask, mask_sum=mask_sum), metrics
 
 
-def _summary(name: str, x: Tensor, mask: Tensor | None, all_reduce: AllReduce) -> dict[str, Tensor]:
-    counted = x if mask is None else x[mask]
-    extremes = (counted.max(), counted.min()) if counted.numel() else (x.new_zeros(()), x.new_zeros(()))
-    return {f"{name}_mean": _mean(x, mask, all_reduce), f"{name}_max": extremes[0], f"{name}_min": extremes[1]}
+def _summary(name: str, x: Tensor, mask: Tensor | None, all_reduce: AllReduce, all_max: AllReduce) -> dict[str, Tensor]:
+    counted = (x if mask is None else x[mask]).float()
+    lowest = counted.new_tensor(-torch.inf)
+    largest = torch.stack([counted.max(), -counted.min()]) if counted.numel() else torch.stack([lowest, lowest])
+    top, bottom = all_max(largest)
+    none = torch.isinf(top) & (top < 0)
+    extremes = {f"{name}_max": torch.where(none, 0.0, top), f"{name}_min": torch.where(none, 0.0, -bottom)}
+    return {f"{name}_mean": _mean(x, mask, all_reduce)} | extremes
 
 
 def _mean(x: Tensor, mask: Tensor | None, all_reduce: AllReduce) -> Tensor:

@@ -1,15 +1,48 @@
 """The replay arena: one rollout rank's experience, written in place as it happens, read in place by the actor.
 
-Letters: T chunks, B columns (rollout epochs x stages x envs of the rank), C actions per chunk, A action dims, V values.
+Letters: T chunks, B columns (envs of the rank x stages x rollout epochs), C actions per chunk, A action dims, V values.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from rlinf.data.types import EnvStep, PolicyOutput, Trajectory
 
 Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of a rank are laid out: groups of envs first, then stages, epochs and the members of a group.
+
+    The rows of any range of envs lie together, whatever the number of ranks: rank after rank, arenas of any placement
+    hold the same columns in the same order. Members of a group are neighbours.
+    """
+
+    num_envs: int  # of the rank in one stage
+    stages: int = 1
+    epochs: int = 1
+    group_size: int = 1
+
+    def __len__(self) -> int:
+        return self.num_envs * self.stages * self.epochs
+
+    def of_envs(self, first: int, end: int) -> slice:
+        """The columns of the envs first..end (whole groups) of every stage and epoch."""
+        per_env = self.stages * self.epochs
+        return slice(first * per_env, end * per_env)
+
+    def part(self, x: Tensor, stage: int, epoch: int) -> Tensor:
+        """The view [groups, members, ...] of x [B, ...] that belongs to one stage and epoch."""
+        groups = self.num_envs // self.group_size
+        return x.view(groups, self.stages, self.epochs, self.group_size, *x.shape[1:])[:, stage, epoch]
+
+    def numbers(self, stage: int, epoch: int) -> Tensor:
+        """The column of every env of one stage and epoch, i64 [num_envs]."""
+        return self.part(torch.arange(len(self)), stage, epoch).reshape(-1)
 
 
 class RowCache:
@@ -63,9 +96,9 @@ class RowCache:
 class Arena:
     """Preallocated [T, B, ...] storage, sized by the first outputs written to it."""
 
-    def __init__(self, num_chunks: int, num_columns: int, num_actions: int, *, cache_bytes: int = 0) -> None:
-        T, B, C = num_chunks, num_columns, num_actions
-        self.num_chunks, self.num_columns = T, B
+    def __init__(self, num_chunks: int, columns: Columns, num_actions: int, *, cache_bytes: int = 0) -> None:
+        T, B, C = num_chunks, len(columns), num_actions
+        self.num_chunks, self.columns = T, columns
         self.rewards = torch.zeros(T, B, C)
         self.terminated = torch.zeros(T, B, C, dtype=torch.bool)
         self.truncated = torch.zeros(T, B, C, dtype=torch.bool)
@@ -77,39 +110,38 @@ class Arena:
         self.replay: dict[str, Tensor] = {}
         self.cache = RowCache(T * B, cache_bytes)
 
-    def write_output(self, t: int, columns: slice, out: PolicyOutput) -> None:
+    def write_output(self, t: int, stage: int, epoch: int, out: PolicyOutput) -> None:
         """Store what the policy did at chunk t."""
         if self.logprobs is None:
             self._allocate(out)
         assert self.logprobs is not None
-        self.logprobs[t, columns] = out.logprobs
+        self._put(self.logprobs[t], stage, epoch, out.logprobs)
         if self.values is not None and out.values is not None:
-            self.values[t, columns] = out.values
+            self._put(self.values[t], stage, epoch, out.values)
         for key, value in out.replay.items():
-            self.replay[key][t, columns] = value
+            self._put(self.replay[key][t], stage, epoch, value)
         if out.cache is not None:
-            rows = t * self.num_columns + torch.arange(columns.start, columns.stop)
-            self.cache.put(rows, out.cache)
+            self.cache.put(t * len(self.columns) + self.columns.numbers(stage, epoch), out.cache)
 
-    def write_result(self, t: int, columns: slice, step: EnvStep) -> None:
+    def write_result(self, t: int, stage: int, epoch: int, step: EnvStep) -> None:
         """Store what the env answered to chunk t."""
-        self.rewards[t, columns] = step.rewards
-        self.terminated[t, columns] = step.terminated
-        self.truncated[t, columns] = step.truncated
-        self.valid[t, columns] = step.valid
-        self.lost[t, columns] = step.lost
+        self._put(self.rewards[t], stage, epoch, step.rewards)
+        self._put(self.terminated[t], stage, epoch, step.terminated)
+        self._put(self.truncated[t], stage, epoch, step.truncated)
+        self._put(self.valid[t], stage, epoch, step.valid)
+        self._put(self.lost[t], stage, epoch, step.lost)
         if self.final_values is not None:
-            self.final_values[t, columns] = 0.0
+            self.columns.part(self.final_values[t], stage, epoch).zero_()
 
-    def write_final_values(self, t: int, columns: slice, rows: Tensor, values: Tensor) -> None:
+    def write_final_values(self, t: int, stage: int, epoch: int, rows: Tensor, values: Tensor) -> None:
         """Store V(final_obs) for the rows of this call whose episode ended in chunk t and was reset."""
         assert self.final_values is not None
-        self.final_values[t, columns.start + rows] = values.cpu()
+        self.final_values[t, self.columns.numbers(stage, epoch)[rows]] = values.cpu()
 
-    def write_last_values(self, columns: slice, values: Tensor) -> None:
+    def write_last_values(self, stage: int, epoch: int, values: Tensor) -> None:
         """Store V of the observation after the last chunk."""
         assert self.values is not None
-        self.values[self.num_chunks, columns] = values.cpu()
+        self._put(self.values[self.num_chunks], stage, epoch, values)
 
     def trajectory(self) -> Trajectory:
         """Views of everything written; valid until the next rollout overwrites them."""
@@ -130,8 +162,12 @@ class Arena:
         """Bytes held, the cache included."""
         return (self.trajectory().num_bytes() if self.logprobs is not None else 0) + self.cache.num_bytes
 
+    def _put(self, x: Tensor, stage: int, epoch: int, value: Tensor) -> None:
+        part = self.columns.part(x, stage, epoch)
+        part.copy_(value.reshape(part.shape))
+
     def _allocate(self, out: PolicyOutput) -> None:
-        T, B = self.num_chunks, self.num_columns
+        T, B = self.num_chunks, len(self.columns)
         self.logprobs = torch.zeros((T, B, *out.logprobs.shape[1:]))
         if out.values is not None:
             self.values = torch.zeros((T + 1, B, *out.values.shape[1:]))

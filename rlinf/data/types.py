@@ -133,7 +133,7 @@ class PolicyEval(TensorStruct):
 
 @dataclass(frozen=True)
 class Trajectory(TensorStruct):
-    """One iteration's experience of a rollout rank; rollout epochs are laid side by side along B."""
+    """One iteration's experience of a rollout rank; columns are laid out as data/arena.py's Columns says."""
 
     rewards: Tensor  # f32 [T, B, C]
     terminated: Tensor  # bool [T, B, C]
@@ -144,6 +144,10 @@ class Trajectory(TensorStruct):
     values: Tensor | None  # f32 [T + 1, B, V]
     final_values: Tensor | None  # f32 [T, B, V]; V(final_obs) where an episode ended and was reset, else 0
     replay: dict[str, Tensor]  # [T, B, ...]
+
+    def columns(self, columns: slice) -> Trajectory:
+        """Some columns of it, in place."""
+        return self.map(lambda x: x[:, columns])
 
     @classmethod
     def cat_envs(cls, parts: Sequence[Trajectory]) -> Trajectory:
@@ -159,3 +163,11 @@ class Trajectory(TensorStruct):
             return torch.cat(values, dim=1)
 
         return cls(**{f.name: join([getattr(p, f.name) for p in parts]) for f in fields(cls)})
+
+
+@dataclass(frozen=True)
+class ArenaRows:
+    """Experience that its reader finds in the arena of a rollout rank in the same process: nothing travels."""
+
+    rank: int
+    columns: slice

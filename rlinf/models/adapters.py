@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig
+from rlinf.models.config import ModelConfig, is_placeholder
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
@@ -50,7 +50,8 @@ class AdapterSetting:
     @classmethod
     def of(cls, cfg: ModelConfig) -> Self:
         """The adapters of a model block: those that `model_path` or `lora_path` hold, else fresh ones."""
-        model, own = (None if p is None else Path(p).expanduser() for p in (cfg.model_path, cfg.lora_path))
+        given = (None if is_placeholder(p) else p for p in (cfg.model_path, cfg.lora_path))  # `plan` counts without
+        model, own = (None if p is None else Path(p).expanduser() for p in given)
         if own is not None and not has_adapters(own):
             raise UserError(f"actor.model.lora_path={own} holds no {CONFIG_FILE}, so it is no adapter folder")
         if model is not None and has_adapters(model):

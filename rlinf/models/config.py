@@ -120,6 +120,11 @@ class ModelConfig:
         raise NotImplementedError
 
 
+def is_placeholder(path: str | None) -> bool:
+    """Whether a recipe's `/path/to/...` was left as it is."""
+    return path is not None and path.startswith("/path/to")
+
+
 def available_models() -> list[str]:
     """Every model_type: the folders beside this file that declare a Config."""
     return sorted(p.parent.name for p in Path(__file__).parent.glob("*/config.py"))

@@ -141,8 +141,9 @@ def _add_adapter(layer: Any, x: Tensor, out: Tensor, rows: slice = slice(None)) 
     """out + scaling * B A x in the dtype of x, in place: a frozen layer's fresh output is needed by nobody else."""
     hidden = F.linear(layer.lora_dropout[ADAPTER](x), layer.lora_A[ADAPTER].weight.to(x.dtype))
     up = layer.lora_B[ADAPTER].weight[rows].to(x.dtype)
-    out.view(-1, out.shape[-1]).addmm_(hidden.flatten(0, -2), up.T, alpha=layer.scaling[ADAPTER])
-    return out
+    rows_of_all = out.view(-1, out.shape[-1])
+    rows_of_all.addmm_(hidden.flatten(0, -2), up.T, alpha=layer.scaling[ADAPTER])
+    return rows_of_all.view_as(out)  # not `out`: hooks on a view older than the change crash torch 2.13
 
 
 @lru_cache(maxsize=1)

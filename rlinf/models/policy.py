@@ -61,6 +61,9 @@ class Policy(nn.Module):
     def set_global_step(self, step: int) -> None:
         """Told before each rollout; samplers with an annealed noise level read it."""
 
+    def forget_recordings(self) -> None:
+        """Told before the weights leave their device: memory of recorded kernels is given back as well."""
+
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json, weights as safetensors, normalisation statistics and tokenizer: `build` reads it back."""
         raise NotImplementedError

@@ -23,6 +23,7 @@ from rlinf.models import lora, saved
 from rlinf.models.adapters import CONFIG_FILE, has_adapters, read_config
 from rlinf.models.checkpoint import Rename, Transfer, plain_targets, prepare, save_weights, weight_files
 from rlinf.models.config import ModelConfig
+from rlinf.models.nn.graphs import Recorder
 from rlinf.models.policy import Policy
 from rlinf.models.saved import SETTINGS
 
@@ -39,6 +40,7 @@ class PretrainedPolicy(Policy):
     heads: tuple[str, ...] = ("value_head.",)  # an imitation checkpoint lacks them
     base_folder: Path | None = None  # where the weights under the adapters were taken from, if they can be again
     base_print: saved.Print | None = None  # of its files, as they were then
+    _act: Recorder
 
     @classmethod
     def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
@@ -55,6 +57,10 @@ class PretrainedPolicy(Policy):
         if folder is not None:
             self.load_pretrained(folder)
         return self
+
+    def forget_recordings(self) -> None:
+        """Free the recordings of `predict`; the next call records anew."""
+        self._act.clear()
 
     # ------------------------------------------------------------------ what a model adds
     @classmethod

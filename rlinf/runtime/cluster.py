@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ import torch
 from rlinf.config.schema import Config
 from rlinf.data.struct import TensorStruct
 from rlinf.errors import UserError
-from rlinf.runtime.placement import COMPONENTS, Plan
+from rlinf.runtime.placement import Plan
 
 Route = list[tuple[int, int, int]]  # pieces of one destination rank: (source rank, first row, end row)
 
@@ -25,10 +26,15 @@ class Routed:
 
 
 class Group(Protocol):
-    """All ranks of one worker class."""
+    """All ranks of one worker class. Arguments may be futures or lists of futures; a call returns at once."""
+
+    def __len__(self) -> int: ...
+
+    def one(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Any:
+        """One rank; its future."""
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Every rank with the same arguments; a future per rank. Arguments may be futures or lists of futures."""
+        """Every rank with the same arguments; a future per rank."""
 
     def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Any]:
         """Each rank with its own rows of an upstream batch."""
@@ -41,6 +47,9 @@ class Cluster(Protocol):
 
     def get(self, futures: Sequence[Any]) -> list[Any]:
         """Values of futures, in order; the first failure is raised here."""
+
+    def drain_bytes(self) -> int:
+        """Bytes that workers passed to workers of other processes since the last call."""
 
     def shutdown(self) -> None: ...
 
@@ -56,20 +65,22 @@ def merge(pieces: Sequence[Any], cuts: Sequence[tuple[int, int]]) -> Any:
 
 
 def check_backend(cfg: Config, plan: Plan) -> None:
-    """Refuse a plan that one process on one accelerator cannot carry out."""
-    used = {(s.node, device) for c in COMPONENTS for s in plan.slots(c) for device in s.devices}
-    if cfg.cluster.backend == "ray" or len(plan.actor) > 1 or cfg.cluster.num_nodes > 1 or len(used) > 1:
-        accelerators = f", {len(used)} accelerators" if len(used) > 1 else ""
+    """Refuse a plan whose backend is not installed."""
+    if not plan.one_process and importlib.util.find_spec("ray") is None:
         raise UserError(
-            f"cluster: this plan needs Ray ({len(plan.actor)} actor ranks, {cfg.cluster.num_nodes} nodes"
-            f"{accelerators}), which is not built yet; place everything in one process with "
+            f"cluster: this plan has {len(plan.processes)} processes, which Ray runs, and the Python package ray is "
+            """not installed: pip install -c constraints.txt -e ".[ray]"; or place everything in one process with """
             "cluster.component_placement={'actor,env,rollout': '0'}"
         )
 
 
 def make_cluster(cfg: Config, plan: Plan) -> Cluster:
-    """One process where that is enough."""
+    """One process where that is enough, else Ray."""
     check_backend(cfg, plan)
-    from rlinf.runtime.local import LocalCluster
+    if plan.one_process:
+        from rlinf.runtime.local import LocalCluster
 
-    return LocalCluster(cfg, plan)
+        return LocalCluster(cfg, plan)
+    from rlinf.runtime.ray import RayCluster
+
+    return RayCluster(cfg, plan)

@@ -10,6 +10,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.runtime.cluster import Routed, merge
+from rlinf.runtime.distributed import disconnect
 from rlinf.runtime.placement import Plan
 from rlinf.runtime.worker import Process, Worker, limit_threads
 
@@ -26,16 +27,17 @@ class LocalGroup:
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
-        def run(worker: Worker) -> Any:
-            return getattr(worker, method)(*map(_resolve, args), **kwargs)
+    def one(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Future:
+        worker, pool = self._ranks[rank]
+        return pool.submit(lambda: worker.invoke(method, *map(_resolve, args), **kwargs))
 
-        return [pool.submit(run, worker) for worker, pool in self._ranks]
+    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
+        return [self.one(rank, method, *args, **kwargs) for rank in range(len(self))]
 
     def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
         def run(worker: Worker, route: list[tuple[int, int, int]]) -> Any:
             pieces = [routed.futures[source].result() for source, _, _ in route]
-            return getattr(worker, method)(merge(pieces, [(lo, hi) for _, lo, hi in route]), **kwargs)
+            return worker.invoke(method, merge(pieces, [(lo, hi) for _, lo, hi in route]), **kwargs)
 
         return [
             pool.submit(run, worker, route) for (worker, pool), route in zip(self._ranks, routed.routes, strict=True)
@@ -69,10 +71,14 @@ class LocalCluster:
     def get(self, futures: Sequence[Future]) -> list[Any]:
         return [f.result() for f in futures]
 
+    def drain_bytes(self) -> int:
+        return 0  # workers of one process pass references
+
     def shutdown(self) -> None:
         for group in reversed(self._groups):
             group.close()
         self._groups.clear()
+        disconnect()  # one rank may have made a group of its own
 
 
 def _device(plan: Plan) -> torch.device:

@@ -19,6 +19,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from rlinf.errors import UserError
 
 KEY = "cluster.component_placement"
 COMPONENTS = ("env", "rollout", "actor")
+SEXAGESIMAL = 60  # YAML 1.1 takes 1:30 for a time of 90 seconds
 Mode = Literal["train", "eval"]
 
 
@@ -36,6 +38,21 @@ class Slot:
 
     node: int
     devices: tuple[int, ...]  # accelerator ids local to the node; empty on the CPU
+
+
+class Resident(NamedTuple):
+    """One worker of a process."""
+
+    role: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class ProcessSlot:
+    """One process and the workers that live in it."""
+
+    slot: Slot
+    workers: tuple[Resident, ...]
 
 
 @dataclass(frozen=True)
@@ -50,14 +67,39 @@ class Plan:
     envs_per_stage: int  # training envs of one stage, over all ranks
     eval_envs_per_stage: int
     group_size: int
+    one_process: bool = True  # every worker is a thread of the running process; else Ray starts the processes
 
     def slots(self, component: str) -> tuple[Slot, ...]:
         """The processes of a component, by rank."""
         return {"env": self.env, "rollout": self.rollout, "actor": self.actor}[component]
 
-    def shares(self, a: str, b: str) -> bool:
-        """Whether rank r of `a` and rank r of `b` live in one process, for every r."""
-        return self.slots(a) == self.slots(b)
+    @cached_property
+    def processes(self) -> tuple[ProcessSlot, ...]:
+        """Every process, by index: workers of equal rank in the same place share theirs."""
+        workers = [(slot, Resident(c, r)) for c in COMPONENTS for r, slot in enumerate(self.slots(c))]
+        if self.one_process:
+            return (ProcessSlot(self.actor[0], tuple(w for _, w in workers)),)
+        found: dict[tuple[Slot, int], list[Resident]] = {}
+        for slot, worker in workers:
+            found.setdefault((slot, worker.rank), []).append(worker)
+        return tuple(ProcessSlot(slot, tuple(members)) for (slot, _), members in found.items())
+
+    def process_of(self, role: str, rank: int) -> int:
+        """The index of the process a worker lives in."""
+        return next(i for i, p in enumerate(self.processes) if Resident(role, rank) in p.workers)
+
+    @cached_property
+    def rollout_copies(self) -> tuple[int, ...]:
+        """Rollout ranks without an actor in their process: they hold parameters of their own, which must be synced."""
+        actors = {self.process_of("actor", rank) for rank in range(len(self.actor))}
+        return tuple(r for r in range(len(self.rollout)) if self.process_of("rollout", r) not in actors)
+
+    @cached_property
+    def teams(self) -> dict[str, tuple[int, ...]]:
+        """Processes that talk directly: the actors, and actor 0 with every rollout it sends weights to."""
+        actors = tuple(self.process_of("actor", rank) for rank in range(len(self.actor)))
+        copies = tuple(self.process_of("rollout", rank) for rank in self.rollout_copies)
+        return {"actor": actors, "sync": (actors[0], *copies)}
 
     def overlaps(self, a: str, b: str) -> bool:
         """Whether the components meet on some accelerator (on some node where there are none)."""
@@ -74,6 +116,13 @@ class Plan:
     def num_envs(self, component: str, mode: Mode = "train") -> int:
         """Envs one rank of `component` handles in one stage."""
         return self._stage_envs(mode) // len(self.slots(component))
+
+    def env_ids(self, component: str, rank: int, stage: int, mode: Mode = "train") -> list[int]:
+        """Global numbers of the envs a rank handles in a stage. Groups of envs are dealt to the stages in turn, so that
+        ranges of numbers belong to ranks whatever the number of stages."""
+        share, group = self.num_envs(component, mode), self.group_size if mode == "train" else 1
+        places = range(rank * share, (rank + 1) * share)  # within the stage
+        return [(p // group * self.stages + stage) * group + p % group for p in places]
 
     def routes(self, src: str, dst: str, mode: Mode = "train") -> list[list[tuple[int, int, int]]]:
         """Per dst rank, the pieces (src rank, first row, end row) of one stage's batch, in global env order."""
@@ -101,7 +150,7 @@ def visible_accelerators() -> int:
 def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
     """Place every component; `devices` is the accelerators per node, by default those of this machine on every node."""
     if devices is None:
-        devices = [visible_accelerators()] * cfg.cluster.num_nodes
+        devices = [cfg.cluster.virtual_devices or visible_accelerators()] * cfg.cluster.num_nodes
     if len(devices) != cfg.cluster.num_nodes:
         raise UserError(f"cluster.num_nodes={cfg.cluster.num_nodes}, but {len(devices)} nodes are present")
     slots = place_components(cfg.cluster.component_placement, devices, cfg.cluster.node_groups)
@@ -114,6 +163,7 @@ def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
         envs_per_stage=cfg.env.train.total_num_envs // cfg.rollout.pipeline_stage_num,
         eval_envs_per_stage=cfg.env.eval.total_num_envs // cfg.rollout.pipeline_stage_num,
         group_size=cfg.env.train.group_size,
+        one_process=_one_process(cfg, slots),
     )
     wanted = {
         "env": cfg.env.train.enable_offload,
@@ -121,7 +171,8 @@ def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
         "actor": cfg.actor.enable_offload,
     }
     offload = frozenset(a for a in COMPONENTS if wanted[a] and any(plan.overlaps(a, b) for b in COMPONENTS if b != a))
-    return replace(plan, offload=offload)
+    in_turn = cfg.runner.max_staleness == 0  # else all components work at the same time
+    return replace(plan, offload=offload if in_turn else frozenset())
 
 
 def place_components(
@@ -144,6 +195,18 @@ def place_components(
     return slots
 
 
+def _one_process(cfg: Config, slots: Mapping[str, tuple[Slot, ...]]) -> bool:
+    """Whether threads of one process on one accelerator can carry the plan out, and are wanted."""
+    used = {(s.node, device) for c in COMPONENTS for s in slots[c] for device in s.devices}
+    enough = len(slots["actor"]) == 1 and cfg.cluster.num_nodes == 1 and len(used) <= 1
+    if cfg.cluster.backend == "local" and not enough:
+        raise UserError(
+            f"cluster.backend=local runs one actor rank on one accelerator, but {KEY} names {len(slots['actor'])} "
+            f"actor ranks, {len(used)} accelerators and cluster.num_nodes={cfg.cluster.num_nodes}; use auto or ray"
+        )
+    return enough and cfg.cluster.backend != "ray"
+
+
 class _Part(NamedTuple):
     resources: range
     processes: range
@@ -161,6 +224,9 @@ def _place(key: str, value: Any, devices: Sequence[int], groups: Mapping[str, tu
     pool = [Slot(n, ()) for n in nodes]
     if not by_node and any(devices[n] for n in nodes):
         pool = [Slot(n, (d,)) for n in nodes for d in range(devices[n])]
+    if isinstance(text, int) and text >= max(SEXAGESIMAL, len(pool)):
+        meant = f"{text // SEXAGESIMAL}:{text % SEXAGESIMAL}"
+        raise UserError(f"{where}: YAML reads {meant} as the number {text}; if you mean {meant}, write it in quotes")
     slots: list[Slot] = []
     for part in _parse(where, str(text), pool):
         slots += _spread(where, part, pool)
@@ -225,7 +291,7 @@ def _node_groups(groups: Sequence[Mapping[str, Any]], num_nodes: int) -> dict[st
     nodes: dict[str, tuple[int, ...]] = {"cluster": tuple(range(num_nodes))}
     for i, group in enumerate(groups):
         where = f"cluster.node_groups[{i}]"
-        if not {"label", "node_ranks"} <= set(group):
+        if set(group) != {"label", "node_ranks"}:
             raise UserError(f"{where}: expected the keys label and node_ranks, got {', '.join(map(str, group))}")
         label = str(group["label"])
         if label in nodes or label == "node":

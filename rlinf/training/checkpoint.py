@@ -2,7 +2,7 @@
 
 <root>/global_step_N/
   actor/model/...            the policy in HF layout: `rlinf eval` and other tools open it as it is
-  actor/optimizer.safetensors
+  actor/optimizer.safetensors   or a part for every rank: optimizer_files.py
   runner.json                step, env states, counters
   manifest.json              sha256 of every file; written last, before the folder gets its name
 """

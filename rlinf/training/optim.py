@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,14 +23,16 @@ class MasterAdamW(torch.optim.AdamW):
 
     A copy stands in its group in the parameter's place. It takes over the parameter's gradient after every backward
     pass, so that micro batches add up, are clipped and stepped in fp32; the parameter is rounded from it after a step.
-    Other parameters are stepped as they are. One optimiser at a time can serve a policy.
+    Other parameters are stepped as they are; those listed in `masters` are copies already (the shards of low-precision
+    weights), kept in checkpoints as such. One optimiser at a time can serve a policy.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+    def __init__(self, groups: list[dict[str, Any]], masters: Iterable[Tensor] = (), **options: Any) -> None:
         self.pairs: list[tuple[nn.Parameter, Tensor]] = []  # (parameter, its fp32 copy)
-        masters = [group | {"params": [self._master(p) for p in group["params"]]} for group in groups]
-        devices = {p.device.type for group in masters for p in group["params"]}
-        super().__init__(masters, fused=True if devices == {"cuda"} else None, **options)
+        self.copies = {id(master) for master in masters}
+        groups = [group | {"params": [self._master(p) for p in group["params"]]} for group in groups]
+        devices = {p.device.type for group in groups for p in group["params"]}
+        super().__init__(groups, fused=True if devices == {"cuda"} else None, **options)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step the copies, then round the parameters from them."""
@@ -50,6 +52,7 @@ class MasterAdamW(torch.optim.AdamW):
             return parameter
         master = parameter.detach().float()
         self.pairs.append((parameter, master))
+        self.copies.add(id(master))
 
         def take_gradient(p: Tensor) -> None:
             gradient, p.grad = p.grad, None
@@ -61,15 +64,19 @@ class MasterAdamW(torch.optim.AdamW):
 
 
 def make_optimizer(policy: Policy, cfg: OptimConfig) -> MasterAdamW:
+    """The optimiser of everything that trains."""
+    return optimizer_of(list(policy.trainable_parameters()), cfg)
+
+
+def optimizer_of(named: Sequence[tuple[str, Any]], cfg: OptimConfig, masters: Iterable[Tensor] = ()) -> MasterAdamW:
     """Group 0: the policy at `lr`; group 1: the value head at `value_lr`. Names are kept for checkpoints."""
-    named = list(policy.trainable_parameters())
     groups = []
     for is_value, lr in ((False, cfg.lr), (True, cfg.value_lr)):
         members = [(n, p) for n, p in named if (VALUE_HEAD in n) == is_value]
         names, params = [n for n, _ in members], [p for _, p in members]
         groups.append({"params": params, "names": names, "lr": lr, "base_lr": lr})
     betas = (cfg.adam_beta1, cfg.adam_beta2)
-    return MasterAdamW(groups, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay)
+    return MasterAdamW(groups, masters, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay)
 
 
 def lr_scale(cfg: OptimConfig, step: int, total_steps: int) -> float:
@@ -93,9 +100,9 @@ def set_lr(optimizer: torch.optim.Optimizer, scale: float) -> None:
 
 def optimizer_tensors(optimizer: MasterAdamW) -> dict[str, Tensor]:
     """The optimiser's state, and its fp32 copies, as `<parameter>/<field>` tensors."""
-    out, masters = {}, {id(master) for _, master in optimizer.pairs}
-    for name, param in _named(optimizer):
-        fields = dict(optimizer.state.get(param, {})) | ({MASTER: param} if id(param) in masters else {})
+    out = {}
+    for name, param in named_tensors(optimizer):
+        fields = dict(optimizer.state.get(param, {})) | ({MASTER: param} if id(param) in optimizer.copies else {})
         for field, value in fields.items():
             out[f"{name}/{field}"] = torch.as_tensor(value).detach().cpu().contiguous()
     return out
@@ -103,7 +110,7 @@ def optimizer_tensors(optimizer: MasterAdamW) -> dict[str, Tensor]:
 
 def load_optimizer_tensors(optimizer: MasterAdamW, tensors: dict[str, Tensor]) -> None:
     """Put `optimizer_tensors` back, once the weights are in place; every tensor must belong to a parameter."""
-    params = dict(_named(optimizer))
+    params = dict(named_tensors(optimizer))
     optimizer.refresh()
     for key, value in tensors.items():
         name, field = key.rsplit("/", 1)
@@ -125,6 +132,7 @@ def load_optimizer_tensors(optimizer: MasterAdamW, tensors: dict[str, Tensor]) -
         optimizer.state[params[name]][field] = value.to("cpu" if on_host else params[name].device).clone()
 
 
-def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """What is stepped (parameters, fp32 copies, shards) by the parameter's name."""
     for group in optimizer.param_groups:
         yield from zip(group["names"], group["params"], strict=True)

@@ -99,6 +99,8 @@ class _Trainer:
         """One gradient step, the `step`-th from 0; returns its metrics."""
         sft = self.cfg.sft
         lr = sft.lr * min(1.0, (step + 1) / max(sft.warmup_steps, 1))
+        if sft.lr_scheduler == "cosine":
+            lr *= 0.5 * (1 + math.cos(math.pi * step / sft.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = self._loss(next(self.batches), step)

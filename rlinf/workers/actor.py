@@ -6,99 +6,149 @@ Letters: T chunks, B columns, N = T x B rows, C actions per chunk, A action dims
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from rlinf.algorithms.advantages import compute_targets
 from rlinf.algorithms.losses import compute_loss
 from rlinf.data.arena import Arena, RowCache
 from rlinf.data.noise import generator
-from rlinf.data.types import Trajectory
+from rlinf.data.types import ArenaRows, Trajectory
 from rlinf.metrics.reduce import Accumulator
+from rlinf.runtime.weight_sync import Sender
 from rlinf.runtime.worker import Worker
-from rlinf.training.optim import load_optimizer_tensors, lr_scale, make_optimizer, optimizer_tensors, set_lr
-from rlinf.workers.rollout import shared_policy
+from rlinf.training.offload import ActorMemory
+from rlinf.training.optim import load_optimizer_tensors, lr_scale, optimizer_tensors, set_lr
+from rlinf.training.optimizer_files import load_state, save_state
+from rlinf.training.parallel import make_parallel
+from rlinf.workers.rollout import arena_name, shared_policy
 
 
 class ActorWorker(Worker):
     """Advantages, then epochs x global batches x micro batches of gradient steps."""
 
     def setup(self) -> None:
-        self.policy = shared_policy(self)
-        self.optimizer = make_optimizer(self.policy, self.cfg.actor.optim)
+        self.team = self.process.team("actor")
+        self.policy = shared_policy(self)  # full weights, current outside of `update`
+        self.parallel = make_parallel(self.policy, self.cfg.actor, self.team)
+        self.optimizer = self.parallel.optimizer
         self.optimizer_steps = 0
         self.nonfinite_in_a_row = 0
+        self.proximal: torch.Tensor | None = None  # f32 [T, B, C, A]; what the update's loss clips around
+        self.sender = Sender(self.policy, self.process.team("sync"))
+        residents = self.plan.processes[self.plan.process_of("actor", self.rank)].workers
+        alone = all(resident.role != "rollout" for resident in residents)
+        self.memory = ActorMemory(self.parallel, self.device, weights_leave=alone)
 
-    def compute_advantages(self, parts: list[Trajectory]) -> dict[str, float]:
-        """Take the rollout ranks' experience and prepare the targets of the update."""
+    def compute_advantages(self, *parts: Trajectory | ArenaRows) -> dict[str, float]:
+        """Take this rank's share of the experience and prepare the targets of the update; metrics of all ranks."""
         env = self.cfg.env.train
-        self.trajectory = Trajectory.cat_envs(parts)
+        self.trajectory = Trajectory.cat_envs([self._read(part) for part in parts])
         self.targets, metrics = compute_targets(
             self.trajectory,
             self.cfg.algorithm,
             auto_reset=env.auto_reset,
             ignore_terminations=env.ignore_terminations,
             compat=self.cfg.compat is not None,
+            all_reduce=self.team.sum,
+            all_max=self.team.max,
         )
-        steps = float(self.trajectory.valid.sum())
+        steps = float(self.team.sum(self.trajectory.valid.sum()))
         return {"env/steps": steps} | {f"rollout/{k}": float(v) for k, v in metrics.items()}
 
     def update(self, step: int, total_steps: int) -> dict[str, float]:
-        """One training step's worth of optimiser steps; returns the means of its metrics."""
+        """One training step's worth of optimiser steps; returns the means of its metrics over all ranks."""
         algorithm, optim = self.cfg.algorithm, self.cfg.actor.optim
         set_lr(self.optimizer, lr_scale(optim, step, total_steps))
         metrics = Accumulator()
-        for i, rows in enumerate(self._global_batches(step)):
-            kl = self._optimizer_step(rows, metrics, first=i == 0)
-            if algorithm.target_kl is not None and kl > 1.5 * algorithm.target_kl:
-                break
-        out = {f"train/{k}": v for k, v in metrics.result().items()}
+        with self.parallel.training(step):
+            self._remember_proximal()
+            for i, rows in enumerate(self._global_batches(step)):
+                batch = self._optimizer_step(rows, first=i == 0)
+                metrics.merge(batch)
+                if algorithm.target_kl is not None and _kl(self._over_ranks(batch)) > 1.5 * algorithm.target_kl:
+                    break
+        out = {f"train/{k}": v for k, v in self._over_ranks(metrics).result().items()}
         out["train/actor/lr"] = self.optimizer.param_groups[0]["lr"]
         if algorithm.loss_type != "actor":
             out["train/critic/lr"] = self.optimizer.param_groups[1]["lr"]
         return out
 
     def save(self, folder: Path) -> None:
-        """Weights in HF layout and the optimiser's state."""
-        self.policy.save_pretrained(folder / "model")
+        """Weights in HF layout, by rank 0, and this rank's part of the optimiser's state."""
+        if self.rank == 0:
+            self.policy.save_pretrained(folder / "model")
+        part, parts = self.parallel.part
+        if part >= parts:
+            return
         tensors = optimizer_tensors(self.optimizer)
         tensors["@optimizer_steps"] = torch.tensor(self.optimizer_steps)
         tensors["@nonfinite_in_a_row"] = torch.tensor(self.nonfinite_in_a_row)
-        save_file(tensors, folder / "optimizer.safetensors")
+        save_state(folder, tensors, self.parallel.rows, part=part, parts=parts)
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote."""
+        """Continue from what `save` wrote, on any number of ranks."""
         self.policy.load_pretrained(folder / "model")
-        tensors = load_file(folder / "optimizer.safetensors")
+        self.parallel.take_weights()
+        tensors = load_state(folder, self.parallel.rows)
         self.optimizer_steps = int(tensors.pop("@optimizer_steps"))
         self.nonfinite_in_a_row = int(tensors.pop("@nonfinite_in_a_row"))
         load_optimizer_tensors(self.optimizer, tensors)
+        self.sender.restart()
+
+    def send_weights(self) -> int:
+        """Bring the rollout ranks' copies of the weights up to date; bytes sent, 0 where there are none."""
+        with self.memory.weights():  # every rank holds all of them: rank 0 speaks for all
+            return self.sender.send()
+
+    def offload(self) -> int:
+        """Leave the device to the rollout; bytes moved."""
+        return self.memory.offload()
+
+    def onload(self) -> int:
+        """Come back for the update; bytes moved."""
+        return self.memory.onload()
 
     def _global_batches(self, step: int) -> Iterator[torch.Tensor]:
-        """Row numbers of each optimiser step, a new keyed shuffle every epoch."""
-        num_rows = self.trajectory.logprobs.shape[0] * self.trajectory.logprobs.shape[1]
+        """This rank's row numbers of each optimiser step, a new keyed shuffle every epoch.
+
+        Columns are cut into as many equal strata as divide both the columns and the global batch of all ranks. A global
+        batch takes as many rows from each, so that it holds the same rows on any number of ranks.
+        """
+        num_chunks, columns = self.trajectory.logprobs.shape[:2]
+        size, ranks = self.cfg.actor.global_batch_size, self.team.size
+        strata = math.gcd(columns * ranks, size)
+        width, share = columns * ranks // strata, size // strata
         seed = self.cfg.runner.seed + self.cfg.actor.seed
         for epoch in range(self.cfg.algorithm.update_epoch):
-            order = torch.from_numpy(generator(seed, "shuffle", step, epoch).permutation(num_rows))
-            yield from order.split(self.cfg.actor.global_batch_size)
+            mine = []
+            for local in range(strata // ranks):
+                stratum = self.team.rank * (strata // ranks) + local
+                order = torch.from_numpy(
+                    generator(seed, "shuffle", step, epoch, stratum).permutation(num_chunks * width)
+                )
+                mine.append(order // width * columns + local * width + order % width)
+            rows = torch.stack(mine)  # [strata of this rank, T x width]
+            for first in range(0, rows.shape[1], share):
+                yield rows[:, first : first + share].reshape(-1)
 
-    def _optimizer_step(self, rows: torch.Tensor, metrics: Accumulator, *, first: bool) -> float:
-        """One global batch: accumulate gradients over micro batches, clip, step. Returns its approximate KL."""
-        actor, batch = self.cfg.actor, Accumulator()
+    def _optimizer_step(self, rows: torch.Tensor, *, first: bool) -> Accumulator:
+        """One global batch: accumulate gradients over micro batches, clip, step. Returns this rank's metrics."""
+        actor, batch, parallel = self.cfg.actor, Accumulator(), self.parallel
         warmup = self.optimizer_steps < actor.optim.critic_warmup_steps
-        self.optimizer.zero_grad(set_to_none=True)
+        parallel.zero_gradients()
         rows = self._cached_first(rows)
-        for i, micro in enumerate(rows.split(actor.micro_batch_size)):
-            loss = self._loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0)
-            (loss * self._share(micro, rows)).backward()
-        params = [p for g in self.optimizer.param_groups for p in g["params"]]
+        micros = rows.split(actor.micro_batch_size)
+        shares, cached = self._shares(micros), self._cached(micros)
+        for i, micro in enumerate(micros):
+            loss = self._loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0, cached=cached[i])
+            parallel.backward(loss * shares[i], last=i == len(micros) - 1)
         if warmup:
             for param in self.optimizer.param_groups[0]["params"]:  # all but the value head
                 param.grad = None
-        norm = float(torch.nn.utils.clip_grad_norm_(params, actor.optim.clip_grad))
+        norm = parallel.clip_gradients(actor.optim.clip_grad)
         if math.isfinite(norm):
             self.optimizer.step()
             self.nonfinite_in_a_row = 0
@@ -106,13 +156,21 @@ class ActorWorker(Worker):
         else:
             self._skip_nonfinite()
         self.optimizer_steps += 1
-        batch.add_sum("actor/optimizer_steps", 1.0)
-        batch.add_sum("actor/skipped_steps", 0.0 if math.isfinite(norm) else 1.0)
-        metrics.merge(batch)
-        means = batch.result()
-        return means.get("actor/approx_kl", means.get("actor/proximal_approx_kl", 0.0))
+        if self.rank == 0:  # every rank takes the same steps
+            batch.add_sum("actor/optimizer_steps", 1.0)
+            batch.add_sum("actor/skipped_steps", 0.0 if math.isfinite(norm) else 1.0)
+        return batch
 
-    def _loss(self, rows: torch.Tensor, metrics: Accumulator, *, critic_only: bool, measure_gap: bool) -> torch.Tensor:
+    def _over_ranks(self, metrics: Accumulator) -> Accumulator:
+        """The same metrics of all ranks together."""
+        merged = Accumulator()
+        for part in self.team.gather(metrics):
+            merged.merge(part)
+        return merged
+
+    def _loss(
+        self, rows: torch.Tensor, metrics: Accumulator, *, critic_only: bool, measure_gap: bool, cached: bool
+    ) -> torch.Tensor:
         cfg, traj = self.cfg.algorithm, self.trajectory
         chunks, columns = rows // traj.logprobs.shape[1], rows % traj.logprobs.shape[1]
 
@@ -120,20 +178,22 @@ class ActorWorker(Worker):
             return x[chunks, columns].to(self.device)
 
         use_critic = cfg.loss_type != "actor"
-        new = self.policy.evaluate(
+        new = self.parallel.evaluate(
             {k: take(v) for k, v in traj.replay.items()},
             values=use_critic,
             entropy=cfg.entropy_bonus != 0,
-            cache=self._cache.get(rows) if self._cache is not None else None,
+            cache=self._cache.get(rows) if self._cache is not None and cached else None,
         )
         old_logprobs = take(traj.logprobs)
+        proximal = None if self.proximal is None else take(self.proximal)
         if measure_gap:
-            gap = (new.logprobs.detach() - old_logprobs).abs()
+            gap = (new.logprobs.detach() - (old_logprobs if proximal is None else proximal)).abs()
             metrics.add_max("actor/logprob_gap", float(gap.max()))
         loss, values = compute_loss(
             cfg,
             new=new,
             old_logprobs=old_logprobs,
+            proximal_logprobs=proximal,
             old_values=take(traj.values[:-1]) if use_critic and traj.values is not None else None,
             targets=self.targets.map(take),
             max_episode_steps=self.cfg.env.train.max_episode_steps,
@@ -143,24 +203,59 @@ class ActorWorker(Worker):
         metrics.add_many(values)
         return loss
 
-    def _share(self, micro: torch.Tensor, rows: torch.Tensor) -> float:
-        """Weight of a micro batch in its global batch, so that its size does not change the gradient.
+    def _remember_proximal(self) -> None:
+        """Log-probs [T, B, C, A] under the weights this update starts from, for a loss that clips around them.
+
+        Where the rollout acted with these very weights they are the rollout's own.
+        """
+        self.proximal = None
+        if self.cfg.algorithm.loss_type != "decoupled_actor_critic" or self.cfg.runner.max_staleness == 0:
+            return
+        traj, proximal = self.trajectory, torch.empty_like(self.trajectory.logprobs)
+        num_chunks, columns = traj.logprobs.shape[:2]
+        for rows in torch.arange(num_chunks * columns).split(self.cfg.actor.micro_batch_size):
+            at = rows // columns, rows % columns
+            replay = {k: v[at].to(self.device) for k, v in traj.replay.items()}
+            with torch.no_grad():
+                new = self.parallel.evaluate(replay, values=False, entropy=False, cache=None)
+            proximal[at] = new.logprobs.float().cpu()
+        self.proximal = proximal
+
+    def _shares(self, micros: Sequence[torch.Tensor]) -> list[float]:
+        """Weight of each micro batch in the global batch of all ranks: how it is cut does not change the gradient.
 
         A masked mean counts by its unmasked entries; one over trajectory weights divides by all rows.
         """
         mask, columns = self.targets.mask, self.trajectory.logprobs.shape[1]
         if mask is None or self.targets.mask_sum is not None or self.cfg.compat is not None:
-            return len(micro) / len(rows)
-        counted = mask[rows // columns, rows % columns].sum()
-        return float(mask[micro // columns, micro % columns].sum() / counted.clamp(min=1))
+            counts = torch.tensor([len(micro) for micro in micros])
+        else:
+            counts = torch.stack([mask[micro // columns, micro % columns].sum() for micro in micros])
+        return (counts / self.team.sum(counts.sum()).clamp(min=1)).tolist()
+
+    def _cached(self, micros: Sequence[torch.Tensor]) -> list[bool]:
+        """Which micro batches use kept prefixes: all ranks or none, as sharded weights are gathered by all or none."""
+        if self._cache is None:
+            return [False] * len(micros)
+        lacking = torch.tensor([not bool(self._cache.held(micro).all()) for micro in micros], dtype=torch.int32)
+        return [not lack for lack in self.team.max(lacking).tolist()]
 
     @property
     def _cache(self) -> RowCache | None:
-        """Prefix rows kept since the rollout, when the one rollout rank of this process made them all."""
-        if len(self.plan.rollout) != 1:
-            return None
-        arena: Arena | None = self.process.share("arena-0", lambda: None)
-        return None if arena is None else arena.cache
+        """Prefix rows kept since the rollout, when one rollout rank of this process made all of this rank's rows."""
+        alone = len(self.plan.rollout) == len(self.plan.actor) and self.rank not in self.plan.rollout_copies
+        return self._arena(self.rank).cache if alone else None
+
+    def _arena(self, rollout_rank: int) -> Arena:
+        def missing() -> Arena:
+            raise RuntimeError(f"rollout rank {rollout_rank} has no arena in this process")
+
+        return self.process.share(arena_name(rollout_rank), missing)
+
+    def _read(self, part: Trajectory | ArenaRows) -> Trajectory:
+        if isinstance(part, Trajectory):
+            return part
+        return self._arena(part.rank).trajectory().columns(part.columns)
 
     def _cached_first(self, rows: torch.Tensor) -> torch.Tensor:
         """The same rows with the cached ones in front: a micro batch uses the cache only when it holds all of them."""
@@ -171,9 +266,15 @@ class ActorWorker(Worker):
 
     def _skip_nonfinite(self) -> None:
         self.nonfinite_in_a_row += 1
-        self.optimizer.zero_grad(set_to_none=True)
+        self.parallel.zero_gradients()
         if self.nonfinite_in_a_row >= self.cfg.actor.max_nonfinite_steps:
             raise FloatingPointError(
                 f"the gradient was not finite for {self.nonfinite_in_a_row} optimiser steps in a row "
                 "(actor.max_nonfinite_steps); lower actor.optim.lr or look at the rewards and values in metrics.jsonl"
             )
+
+
+def _kl(metrics: Accumulator) -> float:
+    """The approximate KL to the policy that the loss is clipped around."""
+    means = metrics.result()
+    return means.get("actor/approx_kl", means.get("actor/proximal_approx_kl", 0.0))

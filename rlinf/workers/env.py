@@ -60,16 +60,19 @@ class EnvWorker(Worker):
         if mode == "train":
             self._last.clear()
 
-    def offload(self) -> None:
-        """Give the training simulators' memory back between rollouts."""
+    def offload(self) -> int:
+        """Give the training simulators' memory back between rollouts; no tensors move."""
         for (mode, _), env in self._envs.items():
             if mode == "train":
                 env.offload()
+        return 0
 
-    def onload(self) -> None:
+    def onload(self) -> int:
+        """Start the simulators again, where they stood."""
         for (mode, _), env in self._envs.items():
             if mode == "train":
                 env.onload()
+        return 0
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to continue the training episodes bit for bit."""
@@ -100,18 +103,17 @@ class EnvWorker(Worker):
         if (mode, stage) not in self._envs:
             cfg = self._config(mode)
             spec = env_spec(cfg)
-            num_envs = cfg.total_num_envs // len(self.plan.env) // self.plan.stages
-            first_env = (stage * len(self.plan.env) + self.rank) * num_envs
+            env_ids = self.plan.env_ids("env", self.rank, stage, mode)
             self._envs[mode, stage] = VecEnv(
                 cfg,
                 spec,
-                num_envs=num_envs,
-                first_env=first_env,
+                num_envs=len(env_ids),
+                env_ids=env_ids,
                 mode=mode,
                 chunk_size=self.policy_spec.num_action_chunks,
                 seed=self.cfg.runner.seed + cfg.seed,
                 trials=eval_trials(cfg, spec) if mode == "eval" else None,
-                video=VideoRecorder(cfg.video_cfg, seed=first_env, control_hz=spec.control_hz)
+                video=VideoRecorder(cfg.video_cfg, seed=env_ids[0], control_hz=spec.control_hz)
                 if cfg.video_cfg.save_video
                 else None,
                 critic_state=self.policy_spec.critic_state_dim > 0,

@@ -7,11 +7,13 @@ from typing import Literal
 
 import torch
 
-from rlinf.data.arena import Arena
+from rlinf.data.arena import Arena, Columns
 from rlinf.data.noise import Noise
-from rlinf.data.types import EnvStep, Moment, Trajectory
+from rlinf.data.types import ArenaRows, EnvStep, Moment, Trajectory
 from rlinf.models.policy import Policy, find_policy
+from rlinf.runtime.weight_sync import Receiver
 from rlinf.runtime.worker import Worker
+from rlinf.training.offload import Parking
 
 Mode = Literal["train", "eval"]
 
@@ -31,34 +33,64 @@ def shared_policy(worker: Worker) -> Policy:
     return worker.process.share("policy", build)
 
 
+def arena_name(rank: int) -> str:
+    """Under which a rollout rank's process shares its arena."""
+    return f"arena-{rank}"
+
+
 class RolloutWorker(Worker):
     """Predicts chunk by chunk; replay inputs go straight to the arena, only actions leave."""
 
     def setup(self) -> None:
         self.policy = shared_policy(self)
+        self.has_copy = self.rank in self.plan.rollout_copies  # weights of its own, not the actor's
+        self.receiver = Receiver(self.policy, self.process.team("sync"))
+        self._parking = Parking(self.device)
+
+    def receive_weights(self) -> None:
+        """Take the actor's current weights over."""
+        self.receiver.receive()
+
+    def offload(self) -> int:
+        """Leave the device to others between rollouts, where this rank has weights of its own; bytes moved."""
+        if not self.has_copy:
+            return 0
+        self.policy.forget_recordings()
+        return self._parking.leave(self.policy.parameters())
+
+    def onload(self) -> int:
+        """Come back to the device; bytes moved."""
+        return self._parking.come_back()
 
     def predict(self, step: EnvStep, *, mode: Mode, stage: int, at: Moment) -> torch.Tensor:
         """Actions f32 [B, C, A] for the envs of one stage."""
-        env_ids = self._env_ids(stage, len(step))
+        env_ids = self.plan.env_ids("rollout", self.rank, stage, mode)
         if mode == "train":
             self._before_chunk(step, stage, at)
         with torch.no_grad():
             out = self.policy.predict(step.obs.to(self.device), mode=mode, noise=self._noise(env_ids, at, mode))
         if mode == "train":
-            self.arena.write_output(at.chunk, self._columns(stage, at.epoch, len(step)), out)
+            self.arena.write_output(at.chunk, stage, at.epoch, out)
         return out.actions.cpu()
 
     def finish(self, step: EnvStep, *, stage: int, at: Moment) -> None:
         """Take the last chunk's results and value the observation they led to."""
         self._store_result(step, stage, at)
         if self.arena.values is not None:
-            noise = self._noise(self._env_ids(stage, len(step)), at)
+            noise = self._noise(self.plan.env_ids("rollout", self.rank, stage), at)
             values = self.policy.value(step.obs.to(self.device), noise=noise)
-            self.arena.write_last_values(self._columns(stage, at.epoch, len(step)), values)
+            self.arena.write_last_values(stage, at.epoch, values)
 
     def trajectory(self) -> Trajectory:
         """This rank's experience of the iteration, in place."""
         return self.arena.trajectory()
+
+    def experience(self, first: int, end: int, *, reader: int) -> Trajectory | ArenaRows:
+        """What the envs first..end of this rank lived through, for an actor rank: by name where it can look itself."""
+        columns = self.arena.columns.of_envs(first, end)
+        if self.plan.process_of("rollout", self.rank) == self.plan.process_of("actor", reader):
+            return ArenaRows(self.rank, columns)
+        return self.trajectory().columns(columns).to("cpu")
 
     @property
     def arena(self) -> Arena:
@@ -66,12 +98,12 @@ class RolloutWorker(Worker):
         env, chunk = self.cfg.env.train, self.policy.spec.num_action_chunks
         ranks = len(self.plan.rollout)
         return self.process.share(
-            f"arena-{self.rank}",
+            arena_name(self.rank),
             lambda: Arena(
                 env.max_steps_per_rollout_epoch // chunk,
-                env.total_num_envs // ranks * env.rollout_epoch,
+                Columns(self.plan.num_envs("rollout"), self.plan.stages, env.rollout_epoch, env.group_size),
                 chunk,
-                cache_bytes=self.cfg.rollout.prefix_cache_bytes // ranks,
+                cache_bytes=0 if self.has_copy else self.cfg.rollout.prefix_cache_bytes // ranks,
             ),
         )
 
@@ -84,22 +116,13 @@ class RolloutWorker(Worker):
 
     def _store_result(self, step: EnvStep, stage: int, at: Moment) -> None:
         """The results of the chunk before `at`, and V(final_obs) of the episodes that ended in it."""
-        columns = self._columns(stage, at.epoch, len(step))
-        self.arena.write_result(at.chunk - 1, columns, step)
+        self.arena.write_result(at.chunk - 1, stage, at.epoch, step)
         if self.arena.final_values is None or step.final_rows is None or step.final_obs is None:
             return
-        env_ids = self._env_ids(stage, len(step))
+        env_ids = self.plan.env_ids("rollout", self.rank, stage)
         noise = self._noise([env_ids[i] for i in step.final_rows.tolist()], at)
         values = self.policy.value(step.final_obs.to(self.device), noise=noise)
-        self.arena.write_final_values(at.chunk - 1, columns, step.final_rows, values)
-
-    def _columns(self, stage: int, epoch: int, batch: int) -> slice:
-        start = (epoch * self.plan.stages + stage) * batch
-        return slice(start, start + batch)
-
-    def _env_ids(self, stage: int, batch: int) -> list[int]:
-        first = (stage * len(self.plan.rollout) + self.rank) * batch
-        return list(range(first, first + batch))
+        self.arena.write_final_values(at.chunk - 1, stage, at.epoch, step.final_rows, values)
 
     def _noise(self, env_ids: list[int], at: Moment, stream: str = "train") -> Noise:
         return Noise(seed=self.cfg.runner.seed, at=at, env_ids=env_ids, device=self.device, stream=stream)

@@ -31,7 +31,18 @@ def test_ranks_set_up_at_once_share_one_object():
 def test_components_on_several_accelerators_need_more_than_one_process():
     placed = ["cluster.component_placement={actor: 0, env: 1, rollout: 1}"]
     cfg = load_config("toy_ppo_compact", placed, devices=[2])
-    with pytest.raises(UserError, match=r"needs Ray \(1 actor ranks, 1 nodes, 2 accelerators\)"):
+    plan = make_plan(cfg, [2])
+    assert not plan.one_process
+    assert [p.workers for p in plan.processes] == [(("env", 0), ("rollout", 0)), (("actor", 0),)]
+    assert plan.teams == {"actor": (1,), "sync": (1, 0)}
+    with pytest.raises(UserError, match=r"backend=local runs one actor rank .* 1 actor ranks, 2 accelerators"):
+        load_config("toy_ppo_compact", [*placed, "cluster.backend=local"], devices=[2])
+
+
+def test_without_ray_a_plan_of_several_processes_says_what_to_install(monkeypatch):
+    cfg = load_config("toy_ppo_compact", ["cluster.component_placement={actor: 0, env: 1, rollout: 1}"], devices=[2])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"2 processes, which Ray runs.*\[ray\]"):
         check_backend(cfg, make_plan(cfg, [2]))
 
 

@@ -38,7 +38,13 @@ def place_env(
         ("0-3:0-1", [4], (Slot(0, (0, 1)), Slot(0, (2, 3)))),
         ("all:0-1", [4], (Slot(0, (0, 1)), Slot(0, (2, 3)))),
         ("0-1:0-3,3-5,7-10:7-14", [11], gpus(0, 0, 1, 1, 3, 4, 5, 7, 7, 8, 8, 9, 9, 10, 10)),
+        ("0-3:0-7", [4], gpus(0, 0, 1, 1, 2, 2, 3, 3)),
+        ("0-7:0-3", [8], (Slot(0, (0, 1)), Slot(0, (2, 3)), Slot(0, (4, 5)), Slot(0, (6, 7)))),
+        ("0-1,2-3:2", [4], (*gpus(0, 1), Slot(0, (2, 3)))),
         ("0-3", [2, 2], gpus(0, 1) + gpus(0, 1, node=1)),
+        ("0-3:0-1", [2, 2], (Slot(0, (0, 1)), Slot(1, (0, 1)))),
+        ("all", [2, 0, 1], gpus(0, 1) + gpus(0, node=2)),
+        ("all:0-3", [0, 0], (Slot(0, ()), Slot(0, ()), Slot(1, ()), Slot(1, ()))),
         ("6-9", [8, 8], gpus(6, 7) + gpus(0, 1, node=1)),
         ("all", [0], (Slot(0, ()),)),
         ("all", [0, 0], (Slot(0, ()), Slot(1, ()))),
@@ -76,6 +82,12 @@ def test_node_groups(value: object, slots: tuple[Slot, ...]) -> None:
         ("some", [8], "'some' is no range; write n, a-b or all, with :n or :a-b for process ranks"),
         ("", [8], "'' is no range; write n, a-b or all, with :n or :a-b for process ranks"),
         ("-1", [8], "'-1' is no range; write n, a-b or all, with :n or :a-b for process ranks"),
+        (240, [8], "YAML reads 4:0 as the number 240; if you mean 4:0, write it in quotes"),
+        ("0-3:", [8], "'' is no range; write n, a-b or all, with :n or :a-b for process ranks"),
+        ("0-1:all", [8], "'all' is no range; write n, a-b or all, with :n or :a-b for process ranks"),
+        ("0-1,", [8], "'' is no range; write n, a-b or all, with :n or :a-b for process ranks"),
+        ("0-1,all", [8], "resources must ascend without overlap, all follows 1"),
+        ("2-17", [8, 8], "names accelerator 2-17, but there are 16 (0-15)"),
         ("0-3,2-5", [8], "resources must ascend without overlap, 2-5 follows 3"),
         ("4-5,0-1", [8], "resources must ascend without overlap, 0-1 follows 5"),
         ("0-3:1-4", [8], "process ranks must be continuous, 1-4 should begin at 0"),
@@ -127,6 +139,14 @@ def test_component_lists_may_hold_blanks() -> None:
     ("groups", "message"),
     [
         ([{"label": "a"}], "cluster.node_groups[0]: expected the keys label and node_ranks, got label"),
+        (
+            [{"label": "a", "node_ranks": 0, "env_vars": {}}],
+            "cluster.node_groups[0]: expected the keys label and node_ranks, got label, node_ranks, env_vars",
+        ),
+        (
+            [{"label": "a", "node_ranks": 0}, {"label": "a", "node_ranks": 0}],
+            "cluster.node_groups[1].label='a' is already taken",
+        ),
         ([{"label": "node", "node_ranks": 0}], "cluster.node_groups[0].label='node' is already taken"),
         (
             [{"label": "a", "node_ranks": "0-1"}],
@@ -164,21 +184,38 @@ def test_routes_of_the_sketch() -> None:
     assert plan.routes("rollout", "env") == [[(0, 0, 2), (1, 0, 2)], [(2, 0, 2), (3, 0, 2)]]
 
 
+NODE_0, NODE_1 = gpus(*range(8)), gpus(*range(8), node=1)
+
+
 @pytest.mark.parametrize(
-    ("placement", "mode"),
+    ("devices", "placement", "mode", "env", "rollout", "actor"),
     [
-        ("{'actor,env,rollout': all}", "shared"),
-        ("{env: 0-3, rollout: 4-7, actor: 0-7}", "hybrid"),
-        ("{env: 0-1, rollout: 2-5, actor: 6-7}", "separate"),
+        ([8], "{'env,rollout,actor': all}", "shared", NODE_0, NODE_0, NODE_0),
+        ([8], "{env: 0-3, rollout: 4-7, actor: 0-7}", "hybrid", NODE_0[:4], NODE_0[4:], NODE_0),
+        ([8], "{env: 0-1, rollout: 2-5, actor: 6-7}", "separate", NODE_0[:2], NODE_0[2:6], NODE_0[6:]),
+        ([8, 8], "{env: 0-7, rollout: 8-15, actor: 0-15}", "hybrid", NODE_0, NODE_1, NODE_0 + NODE_1),
+        ([8, 8], "{env: 0-3, rollout: 4-7, actor: 8-15}", "separate", NODE_0[:4], NODE_0[4:], NODE_1),
     ],
 )
-def test_the_three_placements_of_the_guide(placement: str, mode: str) -> None:
-    overrides = [f"cluster.component_placement={placement}", "actor.micro_batch_size=8", "rollout.pipeline_stage_num=2"]
-    cfg = load_config("toy_ppo_compact", [*overrides, "env.train.total_num_envs=32"], devices=[8])
-    plan = make_plan(cfg, [8])
+def test_every_placement_of_the_guides(
+    devices: list[int],
+    placement: str,
+    mode: str,
+    env: tuple[Slot, ...],
+    rollout: tuple[Slot, ...],
+    actor: tuple[Slot, ...],
+) -> None:
+    settings = ["actor.micro_batch_size=2", "rollout.pipeline_stage_num=2", "env.train.total_num_envs=32"]
+    where = [f"cluster.component_placement={placement}", f"cluster.num_nodes={len(devices)}"]
+    cfg = load_config("toy_ppo_compact", [*where, *settings], devices=devices)
+    plan = make_plan(cfg, devices)
+    assert (plan.env, plan.rollout, plan.actor) == (env, rollout, actor)
     assert plan.mode == mode
-    assert plan.shares("actor", "rollout") == (mode == "shared")
+    assert not plan.one_process
+    assert plan.rollout_copies == (() if mode == "shared" else tuple(range(len(rollout))))
     assert plan.num_envs("env") * len(plan.env) * plan.stages == 32
+    virtual = load_config("toy_ppo_compact", [*where, *settings, "cluster.virtual_devices=8"])
+    assert make_plan(virtual) == plan
 
 
 def test_only_components_that_meet_others_offload() -> None:
@@ -186,6 +223,8 @@ def test_only_components_that_meet_others_offload() -> None:
     placement = "cluster.component_placement={env: 0, rollout: 1, actor: 1}"
     cfg = load_config("toy_ppo_compact", [*overrides, placement], devices=[2])
     assert make_plan(cfg, [2]).offload == {"actor"}
+    asynchronous = replace(cfg, runner=replace(cfg.runner, max_staleness=1))
+    assert make_plan(asynchronous, [2]).offload == frozenset()  # nobody ever waits
 
 
 def test_number_of_nodes_must_match() -> None:

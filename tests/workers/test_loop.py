@@ -7,7 +7,6 @@ import torch
 
 from rlinf.collect import collect
 from rlinf.data.types import Trajectory
-from rlinf.metrics.reduce import Accumulator
 from rlinf.workers.rollout import shared_policy
 from tests.runs import make_runner, toy_config
 
@@ -104,7 +103,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
             runner.cluster.get(
                 collect(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4)
             )
-            runner.cluster.get(runner.actor.call("compute_advantages", runner.rollout.call("trajectory")))
+            runner.cluster.get(runner.hand_over(runner.experience()))
             mask = torch.zeros(4, 16, 1, dtype=torch.bool)
             mask[0], mask[1, :3], mask[3, 5:7] = True, True, True
             n = torch.arange(1.0, 17.0)[None, :, None].expand(4, 16, 1)
@@ -113,7 +112,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
                 mask=None if mask_kind == "none" else mask,
                 mask_sum=n if mask_kind == "weighted" else None,
             )
-            worker._optimizer_step(torch.arange(64), Accumulator(), first=False)
+            worker._optimizer_step(torch.arange(64), first=False)
             gradients = [p.grad for _, p in worker.policy.trainable_parameters() if p.grad is not None]
             return torch.cat([g.flatten() for g in gradients])
         finally:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rlinf.models.nn import fused
-from rlinf.models.nn.checkpointing import BlockStack
+from rlinf.models.nn.checkpointing import BlockStack, Unit
 from rlinf.models.nn.fused import Residual
 from rlinf.models.nn.mlp import GatedMlp
 from rlinf.models.nn.packed import Packed
@@ -187,6 +187,8 @@ class Block(nn.Module):
 class Gemma(BlockStack):
     """A stack of blocks; embeddings are scaled by the caller."""
 
+    _kept_dtype: torch.dtype | None = None
+
     def __init__(
         self,
         *,
@@ -209,7 +211,17 @@ class Gemma(BlockStack):
     @property
     def dtype(self) -> torch.dtype:
         """Dtype the blocks compute in."""
-        return next(self.layers.parameters()).dtype  # the first block's q_proj
+        return self._kept_dtype or next(self.layers.parameters()).dtype  # the first block's q_proj
+
+    def keep_dtype(self) -> None:
+        """The blocks go on computing in what they compute in now."""
+        self._kept_dtype = self.dtype
+
+    def units(self) -> list[Unit]:
+        """Blocks, and apart from them what `modulate` runs beforehand."""
+        adaptive: list[nn.Module] = [m.dense for m in self.modules() if isinstance(m, AdaRMSNorm)]
+        blocks = [Unit([block], ("key_value",)) for block in self.layers]
+        return [Unit(adaptive), *blocks] if adaptive else blocks
 
     def frame(self, positions: Tensor, visible: Tensor | None, room: int = 0) -> Frame:
         """What every layer shares: positions i64 [B, S], visible bool [B or 1, S or 1, P + S] (None: everything)."""

@@ -5,6 +5,7 @@ Thousands of small kernels per policy call cost more to launch than to run; a re
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -72,6 +73,11 @@ class Recorder:
         """Free the recordings and their memory."""
         self._recordings.clear()
         self._pool = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        """For a copy of the module; recordings stay here."""
+        function, module = copy.deepcopy(self.function, memo), copy.deepcopy(self.module, memo)
+        return Recorder(function, module, enabled=self.enabled, limit=self.limit)
 
     def _record(self, given: Tensors, options: dict[str, Hashable]) -> _Recording:
         inputs = {name: tensor.clone() for name, tensor in given.items()}

@@ -19,12 +19,13 @@ Tensor = torch.Tensor
 class _Joined(NamedTuple):
     weight: Tensor  # [sum of out, in]
     bias: Tensor | None
-    places: list[int]  # where each layer's own weight lies in memory
+    places: list[int]  # bytes from the joined weight to each layer's own
 
     def is_current(self, layers: Sequence[nn.Module]) -> bool:
         """Whether nobody has replaced a layer or its parameter (moved, sharded, adapted) since they were joined."""
+        start = self.weight.data_ptr()  # changes when the memory was given back for a while
         return all(
-            type(layer) is nn.Linear and layer.weight.data_ptr() == place
+            type(layer) is nn.Linear and layer.weight.data_ptr() - start == place
             for layer, place in zip(layers, self.places, strict=True)
         )
 
@@ -75,4 +76,4 @@ def _join(layers: Sequence[nn.Linear]) -> _Joined:
         if bias is not None:
             layer.bias.data = bias[first:last]
         first = last
-    return _Joined(weight, bias, [layer.weight.data_ptr() for layer in layers])
+    return _Joined(weight, bias, [layer.weight.data_ptr() - weight.data_ptr() for layer in layers])

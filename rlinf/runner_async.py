@@ -1,0 +1,95 @@
+"""AsyncRunner: rollouts go on while the actor learns, on weights at most `runner.max_staleness` updates old.
+
+Rollout k + s (s = max_staleness) is queued before update k begins, with the weights of update k - 1. Nothing depends on
+which side is faster, so a run is as repeatable as a synchronous one. Before an evaluation or a checkpoint nothing is
+begun that would outlive it: both see the weights and the episodes of their step, and a resumed run is exact.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.collect import collect
+from rlinf.config.schema import Config
+from rlinf.data.types import EpisodeRecord
+from rlinf.envs.records import summarise
+from rlinf.metrics.phases import Usage
+from rlinf.metrics.watch import Listener
+from rlinf.runner import Runner
+from rlinf.runtime.placement import Plan
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout under way, as futures. All of it is queued before the next one, so none waits for that."""
+
+    updates: int  # that the weights it acts with have seen
+    played: list[Any]
+    experience: list[list[Any]]  # by actor rank
+    episodes: list[Any]
+    restarts: list[Any]
+    seconds: dict[str, list[Any]]  # by role
+
+
+class AsyncRunner(Runner):
+    """The synchronous runner with rollouts ahead of their updates."""
+
+    def __init__(self, cfg: Config, plan: Plan, *, watch: Listener) -> None:
+        super().__init__(cfg, plan, watch=watch)
+        self.ahead: deque[Rollout] = deque()
+        self.seconds: dict[str, list[Any]] = {}  # by role, of the rollout last used; futures
+
+    def step(self, step: int) -> dict[str, float]:
+        """The update that the oldest rollout pays for, beside the rollouts after it."""
+        while len(self.ahead) <= self.cfg.runner.max_staleness and step + len(self.ahead) < self._barrier(step):
+            self.sync()
+            self.ahead.append(self._begin(step + len(self.ahead), updates=step))
+        rollout = self.ahead.popleft()
+        with self.timed("generate_rollouts"):  # what the actor waits for
+            self.cluster.get(rollout.played)
+        with self.timed("cal_adv_and_returns"):
+            metrics = dict(self.cluster.get(self.hand_over(rollout.experience))[0])
+        with self.timed("actor_training"):
+            metrics |= self.cluster.get(self.actor.call("update", step, self.total_steps))[0]
+            self.copies_behind += 1
+        self.seconds = rollout.seconds
+        metrics["rollout/staleness"] = float(step - rollout.updates)
+        metrics |= {f"{name}/bytes": float(count) for name, count in self.bytes.items()}
+        self.bytes = dict.fromkeys(self.bytes, 0)
+        metrics["env/restarts"] = float(sum(self.cluster.get(rollout.restarts)))
+        episodes: list[EpisodeRecord] = [e for rank in self.cluster.get(rollout.episodes) for e in rank]
+        return metrics | {f"env/{k}": v for k, v in summarise(episodes).items()}
+
+    def usage(self) -> Usage:
+        """What the workers did for this step; those that are rolling out for the next are not waited for."""
+        if not self.seconds and not self.ahead:
+            return super().usage()
+        busy: dict[str, list[dict[str, float]]] = {
+            role: [{} for _ in self.plan.slots(role)] for role in ("env", "rollout")
+        }
+        busy |= {role: self.cluster.get(futures) for role, futures in self.seconds.items()}
+        busy["actor"] = self.cluster.get(self.actor.call("drain_seconds"))
+        self.seconds = {}
+        return Usage(busy, self.cluster.drain_bytes())
+
+    def _begin(self, step: int, *, updates: int) -> Rollout:
+        env = self.cfg.env.train
+        chunks = env.max_steps_per_rollout_epoch // self.cfg.actor.model.num_action_chunks
+        played = collect(
+            self.env, self.rollout, self.plan, mode="train", step=step, epochs=env.rollout_epoch, chunks=chunks
+        )
+        return Rollout(
+            updates=updates,
+            played=played,
+            experience=self.experience(),
+            episodes=self.env.call("drain_episodes"),
+            restarts=self.env.call("num_restarts"),
+            seconds={"env": self.env.call("drain_seconds"), "rollout": self.rollout.call("drain_seconds")},
+        )
+
+    def _barrier(self, step: int) -> int:
+        """The first step after `step` that follows an evaluation or a checkpoint, or the end of the run."""
+        intervals = (self.cfg.runner.val_check_interval, self.cfg.runner.save_interval)
+        return min([self.total_steps, *((step // i + 1) * i for i in intervals if i > 0)])

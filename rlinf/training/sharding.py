@@ -1,0 +1,285 @@
+"""Every rank keeps a shard: FSDP2 on a second skeleton of the policy's modules.
+
+The policy itself is never sharded. While ranks train, its large tensors have no memory; afterwards they are filled
+again from the shards, so that rollouts, recorded kernels, checkpoints and weight sync see plain full weights. The
+skeleton that trains shares buffers and small parameters with it. Matrices are sharded by rows; norms, biases and
+whatever would have to change its dtype are replicated. Low-precision matrices that learn are sharded in fp32, which
+needs no further copies, and gathered in their own dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from rlinf.config.schema import ActorConfig, FsdpConfig
+from rlinf.data.types import PolicyEval
+from rlinf.errors import UserError
+from rlinf.models.nn.checkpointing import BlockStack
+from rlinf.models.nn.packed import Packed
+from rlinf.models.policy import Policy
+from rlinf.runtime.distributed import Team, alone
+from rlinf.training.optim import MasterAdamW, optimizer_of
+from rlinf.training.optimizer_files import Rows
+from rlinf.training.parallel import DTYPES, Alone, agree, sum_gradients
+
+Tensor = torch.Tensor
+LOW = (torch.bfloat16, torch.float16)
+
+
+class Sharded(Alone):
+    """FSDP2 over the team."""
+
+    def __init__(self, policy: Policy, cfg: ActorConfig, team: Team) -> None:
+        device = next(policy.parameters()).device
+        team = alone(device) if team.group is None else team
+        if team.device.type != device.type:
+            raise UserError(
+                f"actor.fsdp_config.strategy={cfg.fsdp_config.strategy}: ranks that share an accelerator cannot shard; "
+                "place one actor rank on each, or set actor.fsdp_config.strategy=no_shard"
+            )
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # no block changes another's output
+        agree(policy, team)
+        self.network = Network(_skeleton(policy))
+        self.units = _shard(self.network, cfg.fsdp_config, DeviceMesh.from_group(team.group, device.type))
+        self.root = self.units[-1].module
+        self.full = dict(policy.named_parameters())
+        self.shards = {n: p for n, p in self.network.policy.named_parameters() if isinstance(p, DTensor)}
+        with torch.no_grad():
+            self.local = {name: shard.to_local() for name, shard in self.shards.items()}
+        self._gather()  # FSDP wants every unit to have been whole once, also one that is not run at first
+        super().__init__(policy, cfg, team)
+
+    def make_optimizer(self) -> MasterAdamW:
+        """AdamW on this rank's rows; those of low-precision matrices are fp32 copies already."""
+        named = [(name, self.local.get(name, p)) for name, p in self.policy.trainable_parameters()]
+        masters = [tensor for name, tensor in self.local.items() if self.full[name].dtype in LOW]
+        return optimizer_of([(n, t) for n, t in named if t.numel()], self.cfg.optim, masters)
+
+    @contextmanager
+    def training(self, step: int) -> Iterator[None]:
+        """Take the policy's large tensors away, and bring them back with what was learned."""
+        self.network.policy.set_global_step(step)
+        self.policy.forget_recordings()
+        held = [(storage, storage.nbytes()) for storage in self._storages()]
+        for storage, _ in held:
+            storage.resize_(0)
+        yield
+        for storage, num_bytes in held:
+            storage.resize_(num_bytes)
+        self._gather()
+
+    def evaluate(
+        self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None
+    ) -> PolicyEval:
+        """`Policy.evaluate`, gathering each block's weights just before it runs."""
+        out = PolicyEval(*self.network(replay, values, entropy, cache))
+        if not torch.is_grad_enabled():  # no backward pass will do it
+            for unit in self.units:
+                unit.module.reshard()
+        return out
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a micro batch; the last one (or, to save memory, each) is summed into the shards."""
+        fsdp = self.cfg.fsdp_config
+        self.root.set_requires_gradient_sync(last or not fsdp.enable_gradient_accumulation)
+        self.root.set_reshard_after_backward(last or _reshards(fsdp))
+        loss.backward()
+        if not last:
+            return
+        for name, shard in self.shards.items():
+            if shard.grad is not None:
+                self.local[name].grad = cast(DTensor, shard.grad).to_local()
+        sum_gradients(self._replicated(), self.team, DTYPES[fsdp.mixed_precision.reduce_dtype])
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """As for one rank; squares of sharded gradients add up over the ranks."""
+        sharded, replicated = ([t.grad for t in tensors if t.grad is not None] for tensors in self._split())
+        own, shared = (float(torch.nn.utils.get_total_norm(gradients)) for gradients in (sharded, replicated))
+        total = (self.team.sum(torch.tensor(own**2, dtype=torch.float64)) + shared**2).sqrt().float()
+        torch.nn.utils.clip_grads_with_norm_(self._stepped(), max_norm, total)
+        return float(total)
+
+    def zero_gradients(self) -> None:
+        """Forget all gradients."""
+        super().zero_gradients()
+        for shard in self.shards.values():
+            shard.grad = None
+
+    @torch.no_grad()
+    def take_weights(self) -> None:
+        """Cut the shards anew from the policy."""
+        for name, rows in self.rows.items():
+            self.local[name].copy_(self.full[name][rows.first : rows.end])
+
+    @property
+    def shard_tensors(self) -> list[Tensor]:
+        """This rank's rows, frozen ones included."""
+        return list(self.local.values())
+
+    @property
+    def rows(self) -> dict[str, Rows]:
+        """Which rows of a sharded parameter this rank holds: as many as the others, as long as there are any."""
+        found = {}
+        for name, local in self.local.items():
+            total = len(self.full[name])
+            most = -(-total // self.team.size)
+            first = min(self.team.rank * most, total)
+            found[name] = Rows(first, first + len(local), total)
+        return found
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Every rank writes its own."""
+        return self.team.rank, self.team.size
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        """Fill the policy's tensors from all ranks' shards, unit by unit."""
+        for unit in self.units:
+            unit.module.unshard()
+            for place in unit.places:
+                self.full[place.name].copy_(place.tensor)
+            unit.module.reshard()
+
+    def _storages(self) -> list[torch.UntypedStorage]:
+        """The memory of the policy's large tensors, each once; what numpy refers to cannot be taken away."""
+        storages = [self.full[name].untyped_storage() for name in self.local]
+        return list({storage.data_ptr(): storage for storage in storages if storage.resizable()}.values())
+
+    def _split(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What is stepped: shards, and what every rank holds."""
+        own = {id(local) for local in self.local.values()}
+        stepped = self._stepped()
+        return [t for t in stepped if id(t) in own], [t for t in stepped if id(t) not in own]
+
+    def _replicated(self) -> list[Tensor]:
+        return self._split()[1]
+
+
+class Network(nn.Module):
+    """`Policy.evaluate` as the forward pass, for FSDP's hooks."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(
+        self, replay: dict[str, Tensor], values: bool, entropy: bool, cache: dict[str, Tensor] | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        out = self.policy.evaluate(replay, values=values, entropy=entropy, cache=cache)
+        return out.logprobs, out.values, out.entropy
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is registered."""
+
+    name: str  # in the policy
+    module: nn.Module
+    key: str
+
+    @property
+    def tensor(self) -> nn.Parameter:
+        """What is registered now: the full parameter, or this rank's shard."""
+        return self.module.get_parameter(self.key)
+
+
+@dataclass(frozen=True)
+class ShardedUnit:
+    """Parameters that are gathered together, just before their module runs."""
+
+    module: FSDPModule
+    places: list[Place]
+
+
+def _skeleton(policy: Policy) -> Policy:
+    """The same modules once more, with the very same parameters and buffers."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in [*policy.parameters(), *policy.buffers()]}
+    memo |= {id(part._joined): {} for part in policy.modules() if isinstance(part, Packed)}
+    return copy.deepcopy(policy, memo)
+
+
+def _shard(network: Network, cfg: FsdpConfig, mesh: DeviceMesh) -> list[ShardedUnit]:
+    """Turn the blocks of the policy, then the rest of it, into units."""
+    names = {module: name for name, module in network.policy.named_modules()}
+    reduce_dtype = DTYPES[cfg.mixed_precision.reduce_dtype]
+    pinned = cfg.offload_pin_memory and mesh.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
+    visited: set[nn.Parameter] = set()
+
+    def unit(modules: list[nn.Module], *, reshard: bool) -> ShardedUnit:
+        places = [
+            Place(".".join(filter(None, (names.get(part, ""), key))), part, key)
+            for module in modules
+            for part in module.modules()
+            for key, parameter in part.named_parameters(recurse=False)
+            if parameter not in visited and not isinstance(parameter, DTensor)
+        ]
+        chosen, dtype = _choose([place.tensor for place in places], mesh.size())
+        visited.update(place.tensor for place in places)
+        ignored = {place.tensor for place in places} - chosen
+        places = [place for place in places if place.tensor in chosen]
+        if dtype is not None:
+            for place in places:
+                if place.tensor.requires_grad:
+                    place.module.register_parameter(place.key, nn.Parameter(place.tensor.detach().float()))
+        fully_shard(
+            modules if len(modules) > 1 else modules[0],  # type: ignore[call-overload]
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype, cast_forward_inputs=False),
+            offload_policy=offload,
+            ignored_params=ignored,
+        )
+        made = cast(FSDPModule, modules[0])
+        made.set_force_sum_reduction_for_comms(True)
+        made.set_gradient_divide_factor(1.0)
+        return ShardedUnit(made, places)
+
+    units = []
+    for stack in [part for part in network.modules() if isinstance(part, BlockStack)]:
+        stack.keep_dtype()
+        for modules, methods in stack.units():
+            units.append(unit(modules, reshard=_reshards(cfg) and len(modules) == 1))
+            for method in methods:
+                register_fsdp_forward_method(modules[0], method)
+    return [*units, unit([network], reshard=False)]
+
+
+def _choose(parameters: Sequence[nn.Parameter], ranks: int) -> tuple[set[nn.Parameter], torch.dtype | None]:
+    """What to shard of a unit, and the low precision it is gathered in (None: everything in its own dtype).
+
+    A unit has one dtype that learns, the one of most of its numbers; few parameters, if any, have another.
+    """
+    large = [p for p in parameters if p.ndim > 1 and len(p) >= ranks]
+    learning = Counter[torch.dtype]()
+    for p in large:
+        learning[p.dtype] += p.numel() * p.requires_grad
+    dtype = learning.most_common(1)[0][0] if learning.total() else None
+    if dtype in LOW:
+        return {p for p in large if p.dtype == dtype}, dtype
+    return {p for p in large if p.dtype == dtype or not p.requires_grad}, None
+
+
+def _reshards(cfg: FsdpConfig) -> bool:
+    """Whether a block's weights are given back between its forward and its backward pass."""
+    return cfg.reshard_after_forward and cfg.sharding_strategy != "shard_grad_op"
