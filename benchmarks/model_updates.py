@@ -11,7 +11,7 @@ from model_cases import Subject
 
 from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.config.schema import ActorConfig, Config
-from rlinf.data.arena import Arena
+from rlinf.data.arena import Arena, Columns
 from rlinf.runtime.placement import Plan, Slot
 from rlinf.runtime.worker import Process
 from rlinf.workers.actor import ActorWorker
@@ -32,15 +32,15 @@ class Update:
         chunks, columns = rows.global_batch // rows.micro_batch, rows.micro_batch
         self.num_rows, self.device, cfg = rows.global_batch, subject.device, subject.cfg
         cache_bytes = cfg.cache_bytes_per_sample() * rows.global_batch
-        self.arena = Arena(chunks, columns, cfg.num_action_chunks, cache_bytes=cache_bytes)
+        self.arena = Arena(chunks, Columns(columns), cfg.num_action_chunks, cache_bytes=cache_bytes)
         self.arena.valid.fill_(True)
         for t in range(chunks):
             out = subject.act(subject.observe(columns, seed=t), "train", chunk=t)
-            self.arena.write_output(t, slice(0, columns), out)
+            self.arena.write_output(t, 0, 0, out)
         subject.recorder.clear()
         self.arena.rewards.normal_(generator=torch.Generator().manual_seed(0))
         self.worker = self._worker(subject, rows)
-        self.worker.compute_advantages([self.arena.trajectory()])
+        self.worker.compute_advantages(self.arena.trajectory())
 
     def _worker(self, subject: Subject, rows: Rows) -> ActorWorker:
         """The actor of a run on one device that already holds policy and rows."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from rlinf.envs.sim.base import SetupError
+from rlinf.envs.sim.vulkan import check_driver
 
 REPO = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("RLINF_TEST_DATA", REPO.parent / "shared" / "data"))  # what simulators read
 torch.set_num_threads(1)
 if (TEST_DATA / "calvin").is_dir():
     os.environ.setdefault("CALVIN_PATH", str(TEST_DATA / "calvin"))
+if (TEST_DATA / "maniskill").is_dir():
+    os.environ.setdefault("MANISKILL_ASSET_DIR", str(TEST_DATA / "maniskill"))
+    os.environ.setdefault("MS_ASSET_DIR", str(TEST_DATA / "maniskill"))
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +48,43 @@ def calvin_path() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="session")
+def maniskill_path() -> Path:
+    """ManiSkill's assets (MANISKILL_ASSET_DIR, else RLINF_TEST_DATA/maniskill) beside a SAPIEN that can draw."""
+    if importlib.util.find_spec("sapien") is None:
+        pytest.skip("SAPIEN is not installed")
+    folder = Path(os.environ.get("MANISKILL_ASSET_DIR", TEST_DATA / "maniskill"))
+    message = "" if folder.is_dir() else f"no ManiSkill assets at {folder} (set RLINF_TEST_DATA or MANISKILL_ASSET_DIR)"
+    try:
+        check_driver()
+    except SetupError as error:
+        message = str(error)
+    if message:
+        if os.environ.get("CI") == "true" or "RLINF_TEST_DATA" in os.environ:
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of two nodes on this machine."""
+    from tests.ray_nodes import two_nodes
+
+    with two_nodes() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """tests.ranks.Ranks: processes that run a function as ranks of a team."""
+    from tests.ranks import Ranks
+
+    started = Ranks(str(tmp_path_factory.mktemp("ranks")))
+    yield started
+    started.close()
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from rlinf.config.schema import Config, EnvConfig
 from rlinf.envs.sim.base import EnvSpec
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
-from rlinf.models.config import PolicySpec
-from rlinf.runtime.placement import COMPONENTS, Plan, make_plan, visible_accelerators
+from rlinf.models.config import PolicySpec, is_placeholder
+from rlinf.runtime.placement import COMPONENTS, KEY, Plan, make_plan, visible_accelerators
 from rlinf.training.checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_envs("env.train", cfg.env.train, plan, policy, groups=True)
         _check_algorithm(cfg, policy)
         _check_batches(cfg, plan, policy)
+        _check_sharding(cfg, plan)
+        _check_staleness(cfg, plan)
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0 or purpose == "quickstart":
         check_fit("env.eval", cfg.env.eval, policy)
         _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
@@ -77,11 +79,6 @@ def policy_spec(cfg: Config) -> PolicySpec:
         return cfg.actor.model.spec()
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def is_placeholder(path: str | None) -> bool:
-    """Whether a recipe's `/path/to/...` was left as it is."""
-    return path is not None and path.startswith("/path/to")
 
 
 @cache
@@ -147,10 +144,9 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
         return
     if cfg.runner.ckpt_path is not None:
         verify_ckpt_path(cfg.runner.ckpt_path)
-    if is_placeholder(model.model_path):
-        raise UserError(
-            f"{key}={model.model_path!r} is a placeholder; set it to the folder of the downloaded checkpoint"
-        )
+    for name, path in ((key, model.model_path), ("actor.model.lora_path", model.lora_path if model.is_lora else None)):
+        if is_placeholder(path):
+            raise UserError(f"{name}={path!r} is a placeholder; set it to the folder of the downloaded checkpoint")
     if model.model_path is None:
         if model.size == "base" and purpose != "sft":
             raise UserError(
@@ -327,6 +323,49 @@ def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
         raise UserError(
             f"actor.global_batch_size={batch} must divide the rollout of {size} samples (chunks x envs x rollout_epoch "
             f"= {chunks} x {train.total_num_envs} x {train.rollout_epoch}); {near}"
+        )
+
+
+def _check_sharding(cfg: Config, plan: Plan) -> None:
+    """What the actor's ranks cannot do."""
+    fsdp, key = cfg.actor.fsdp_config, "actor.fsdp_config"
+    if fsdp.amp_autocast.enabled:
+        raise UserError(
+            f"{key}.amp_autocast.enabled=True must be false: updates must score actions as rollouts did; "
+            "set actor.model.precision=bf16"
+        )
+    if fsdp.grad_scaler.enabled:
+        raise UserError(f"{key}.grad_scaler.enabled=True must be false: bf16 and fp32 need no loss scaling")
+    if not fsdp.shards:
+        if fsdp.cpu_offload:
+            raise UserError(f"{key}.cpu_offload=True offloads shards: set {key}.strategy=fsdp2, or cpu_offload=false")
+        return
+    if fsdp.sharding_strategy == "hybrid_shard" and len({slot.node for slot in plan.actor}) > 1:
+        raise UserError(f"{key}.sharding_strategy=hybrid_shard works on one node; use full_shard, or no_shard")
+    places = [(slot.node, slot.devices) for slot in plan.actor if slot.devices]
+    if cfg.cluster.virtual_devices == 0 and len(set(places)) < len(places):
+        raise UserError(
+            f"{KEY} puts several actor ranks on one accelerator, where {key}.strategy={fsdp.strategy} cannot shard; "
+            f"place one on each, or set {key}.strategy=no_shard"
+        )
+
+
+def _check_staleness(cfg: Config, plan: Plan) -> None:
+    """Rollouts beside updates need parameters of their own, and a loss that knows their age."""
+    staleness = cfg.runner.max_staleness
+    if staleness < 0:
+        raise UserError(f"runner.max_staleness={staleness} must be 0 (rollouts and updates in turn) or positive")
+    if staleness > 0 and len(plan.rollout_copies) < len(plan.rollout):
+        raise UserError(
+            f"runner.max_staleness={staleness} needs rollout and actor in different processes, but {KEY} lets them "
+            f"share one; for example {KEY}={{actor: 0, 'env,rollout': 1}} (cluster.virtual_devices=2 where there are "
+            "no accelerators), or runner.max_staleness=0"
+        )
+    if staleness > 0 and cfg.algorithm.loss_type == "actor_critic":
+        logger.warning(
+            "runner.max_staleness=%d learns from stale experience: algorithm.loss_type=decoupled_actor_critic corrects "
+            "for it",
+            staleness,
         )
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlinf.config.check import Purpose, check_config, is_placeholder
+from rlinf.config.check import Purpose, check_config
 from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, default_config_dir, get, merged, resolve
 from rlinf.config.convert import convert, defaults_of, key_paths
 from rlinf.config.schema import Config, EnvConfig
 from rlinf.envs.spec import available_simulators, env_spec, find_simulator
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, Surroundings, available_models, find_config
+from rlinf.models.config import ModelConfig, Surroundings, available_models, find_config, is_placeholder
 from rlinf.training.checkpoint import policy_folder
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,9 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
     trained = policy_folder(cfg.runner.ckpt_path) if cfg.runner.ckpt_path is not None else None
     if trained is not None:
         model = replace(model, model_path=str(trained), lora_path=None)  # its adapters are those of the run
-    elif model.size != "base" and is_placeholder(model.model_path):
-        model = replace(model, model_path=None)
+    elif model.size != "base":
+        base, adapters = (None if is_placeholder(p) else p for p in (model.model_path, model.lora_path))
+        model = replace(model, model_path=base, lora_path=adapters)
     sampling = cfg.rollout.sampling_params
     return model.completed(
         Surroundings(

@@ -37,7 +37,7 @@ work, each with one warning: see [compat.md](compat.md#old-names-of-keys).
 reads.
 """
 SUITE_KEY = "task_suite_name"  # set beside init_params, where the simulators' other options live
-ONLY_LOOK = ("check.py", "describe.py", "reference.py")  # they judge and print keys; that has no effect on a run
+ONLY_LOOK = ("check.py", "describe.py", "device_map.py", "reference.py")  # they judge and print keys, nothing else
 
 
 def page() -> str:

@@ -25,8 +25,13 @@ class ClusterConfig:
     """Labelled sets of nodes that placements may name."""
     backend: Literal["auto", "local", "ray"] = "auto"
     """auto takes one process when the plan allows it, else Ray."""
+    ray_address: str | None = None
+    """Ray cluster to join (`auto`, or host:port of its head); null starts one on this machine for the run."""
+    virtual_devices: int = 0
+    """Pretend that every node has this many accelerators, all of them its CPU; 0 counts the real ones."""
     torch_threads: int = 0
-    """CPU threads of torch; 0 leaves it to torch. Small networks are as fast with 1, and steadier on a busy machine."""
+    """CPU threads of torch; 0 leaves it to torch, with Ray it deals the cores out to a node's processes. Small networks
+    are as fast with 1, and steadier on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +76,15 @@ class RunnerConfig:
     ckpt_path: str | None = None
     """Weights to load before anything else (a checkpoint folder, or a .pt imported weights-only)."""
     weight_sync_interval: int = 1
-    """Steps between weight syncs when rollout and actor do not share parameters."""
+    """Updates between weight syncs, where rollout and actor are not in one process. A run that begins or is resumed
+    syncs at once, and so does every evaluation."""
+    max_staleness: int = 0
+    """Updates that the weights of a rollout may lack when it is learnt from. 0 rolls out and learns in turn; with 1 or
+    more the next rollouts run during the update, which needs rollout and actor in processes of their own."""
     per_worker_log: bool = False
+    """With Ray: the output of every process also by worker, as GROUP_NAME/rank_K.log."""
     per_worker_log_path: str | None = None
+    """With Ray: folder for the output of processes; null is worker_logs below log_path."""
     overlap_env_bootstrap: bool = False
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
@@ -189,7 +200,8 @@ class RolloutConfig:
     """Accepted for compatibility."""
     recompute_logprobs: bool = False
     enable_offload: bool = False
-    """Nothing to do in one process, where rollout and actor share their parameters."""
+    """Weights wait in pinned host memory while others work on the same accelerators; those shared with an actor of the
+    same process stay."""
     pipeline_stage_num: int = 1
     """Env batches alternated so that simulators and policy overlap."""
     prefix_cache_bytes: int = 2 << 30
@@ -223,43 +235,76 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedPrecisionConfig:
+    """Numbers that travel between actor ranks."""
+
     param_dtype: str | None = None
-    reduce_dtype: str | None = None
+    """Accepted for compatibility; the network computes in actor.model.precision, and bf16 weights have fp32 masters."""
+    reduce_dtype: Literal["bf16", "fp32"] | None = None
+    """Dtype in which gradients are summed over ranks; null is fp32."""
     buffer_dtype: str | None = None
+    """Accepted for compatibility; buffers keep their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AmpConfig:
+    """Autocast, which would compute updates in another precision than rollouts."""
+
     enabled: bool = False
+    """Accepted for compatibility; must be false: actor.model.precision says what the network computes in."""
     precision: str = "bf16"
+    """Accepted for compatibility."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradScalerConfig:
+    """Loss scaling, which bf16 and fp32 do without."""
+
     enabled: bool = False
+    """Accepted for compatibility; must be false."""
     init_scale: float | None = None
+    """Accepted for compatibility."""
     growth_interval: int | None = None
+    """Accepted for compatibility."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpConfig:
-    """Sharding of the actor over its ranks."""
+    """How the actor's ranks share the work (docs/sharding.md); one rank has nothing to share."""
 
     strategy: Literal["fsdp", "fsdp2", "no_shard"] = "fsdp"
-    sharding_strategy: str = "full_shard"
+    """fsdp and fsdp2 both mean FSDP2: each rank keeps a part of weights, gradients and optimiser state. no_shard: each
+    keeps all of them, and only gradients travel."""
+    sharding_strategy: Literal["full_shard", "shard_grad_op", "hybrid_shard", "no_shard"] = "full_shard"
+    """shard_grad_op gathers weights once per optimiser step instead of once per pass, no_shard as above; hybrid_shard
+    is full_shard on one node, and refused on several."""
     gradient_checkpointing: bool = False
+    """Recompute each block's activations in the backward pass."""
     cpu_offload: bool = False
+    """Shards and optimiser state live on the host, where the optimiser steps too; also on one rank."""
     offload_pin_memory: bool = False
+    """Pin that host memory."""
     reshard_after_forward: bool = True
+    """Give a block's gathered weights back between its forward and backward pass; false is shard_grad_op."""
     enable_gradient_accumulation: bool = True
+    """Sum gradients over ranks with the last micro batch only; false does so with each, and keeps no full gradients."""
     forward_prefetch: bool = False
+    """Accepted for compatibility; FSDP2 overlaps gathering and computing by itself."""
     limit_all_gathers: bool = False
+    """Accepted for compatibility; FSDP2 bounds the memory of gathered weights by itself."""
     backward_prefetch: Literal["pre", "post"] | None = None
+    """Accepted for compatibility; FSDP2 prefetches in the backward pass by itself."""
     use_orig_params: bool = False
+    """Accepted for compatibility; parameters keep their names and shapes."""
     use_liger_kernel: bool = False
+    """Accepted for compatibility; networks bring their own fused kernels."""
     mixed_precision: MixedPrecisionConfig = field(default_factory=MixedPrecisionConfig)
     amp_autocast: AmpConfig = field(default_factory=AmpConfig)
     grad_scaler: GradScalerConfig = field(default_factory=GradScalerConfig)
+
+    @property
+    def shards(self) -> bool:
+        """Whether several ranks share the parameters out; else each holds all of them."""
+        return "no_shard" not in (self.strategy, self.sharding_strategy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +313,7 @@ class ActorConfig:
 
     group_name: str = "ActorGroup"
     training_backend: Literal["fsdp"] = "fsdp"
+    """Accepted for compatibility; there is no other."""
     micro_batch_size: int = 32
     """Samples per forward on one rank."""
     global_batch_size: int = 256
@@ -275,7 +321,8 @@ class ActorConfig:
     seed: int = 0
     """Offset to runner.seed for weights and shuffling."""
     enable_offload: bool = False
-    """Nothing to do in one process, where rollout and actor share their parameters."""
+    """Optimiser state, fp32 copies and shards wait in pinned host memory during rollouts on the same accelerators, and
+    with them weights that no rollout of the same process reads."""
     max_nonfinite_steps: int = 3
     """Optimiser steps in a row with a non-finite gradient before the run stops; each one is skipped and counted."""
     model: ModelConfig
@@ -313,6 +360,8 @@ class SftConfig:
     noise_draws: int = 1
     """Draws of (noise, time) per sample and step."""
     lr: float = 1e-3
+    lr_scheduler: Literal["constant", "cosine"] = "constant"
+    """cosine falls to 0 at `steps`; what a constant rate leaves undecided, it settles."""
     warmup_steps: int = 50
     weight_decay: float = 0.0
     clip_grad: float = 1.0
@@ -352,6 +401,6 @@ class Config:
     reward: RewardModelConfig = field(default_factory=RewardModelConfig)
     critic: CriticModelConfig = field(default_factory=CriticModelConfig)
     weight_syncer: dict[str, Any] = field(default_factory=dict)
-    """Accepted for compatibility; how weights travel follows from the placement."""
+    """Accepted for compatibility; trainable parameters travel in place where rollout and actor do not share them."""
     compat: Literal["rlinf-0.4"] | None = None
     """Restore the published code's defects, all together (docs/compat.md)."""

@@ -19,11 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
+from rlinf.metrics.phases import stragglers
+
 WIDTH = 120
 BAR = 40
 COLUMNS = 3
 SECTIONS = {"Time": "time/", "Environment": "env/", "Rollout": "rollout/", "Evaluation": "eval/", "Training": "train/"}
-PHASES = ("sync_weights", "generate_rollouts", "cal_adv_and_returns", "actor_training", "eval", "save")
+PHASES = ("sync_weights", "offload", "generate_rollouts", "cal_adv_and_returns", "actor_training", "eval", "save")
 
 
 class RunConsole:
@@ -85,7 +87,7 @@ class RunConsole:
 def metric_table(
     step: int, total: int, metrics: Mapping[str, float], *, elapsed: float, eta: float, step_seconds: float
 ) -> RenderableType:
-    """The table of one step: position, then Time, Environment, Rollout, Evaluation, Training."""
+    """The table of one step: position, then Time, Bytes, Environment, Rollout, Evaluation, Training."""
     filled = BAR * step // total if total else BAR
     head = Text.assemble(
         ("Global Step:  ", "bold"),
@@ -98,20 +100,30 @@ def metric_table(
         parts.append(Text(line, style="dim"))
     for title, prefix in SECTIONS.items():
         own = {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)}
-        parts += _section(title, {n: v for n, v in own.items() if not n.startswith("task/")})
+        parts += _section(title, {n: v for n, v in own.items() if _is_shown(title, n)})
+        if title == "Time":
+            parts += _section("Bytes", {n.removesuffix("/bytes"): v for n, v in metrics.items() if "/bytes" in n and v})
         if title == "Evaluation":
             parts += _section("Evaluation: success_once by task", _by_task(own))
     return Panel(Group(*parts), title="Metric Table")
 
 
 def bottleneck(metrics: Mapping[str, float]) -> str | None:
-    """Which phase took most of the step, e.g. `Bottleneck: generate_rollouts 2.1 s of 3.4 s (62 %)`."""
+    """Which phase took most of the step, e.g. `Bottleneck: generate_rollouts 2.1 s of 3.4 s (62 %)`; who lags."""
     phases = {name: metrics[f"time/{name}"] for name in PHASES if f"time/{name}" in metrics}
     if not phases or not metrics.get("time/step"):
         return None
     name = max(phases, key=lambda phase: phases[phase])
     whole = metrics["time/step"]
-    return f"Bottleneck: {name} {phases[name]:.1f} s of {whole:.1f} s ({100 * phases[name] / whole:.0f} %)"
+    line = f"Bottleneck: {name} {phases[name]:.1f} s of {whole:.1f} s ({100 * phases[name] / whole:.0f} %)"
+    return "; ".join([line, *(f"straggler {rank}" for rank in stragglers(metrics))])
+
+
+def _is_shown(title: str, name: str) -> bool:
+    """Single tasks and single phases of workers go to the loggers only."""
+    if title == "Time":
+        return "/" not in name or name.endswith("/busy")
+    return not name.startswith("task/")
 
 
 def _by_task(own: Mapping[str, float]) -> dict[str, float]:

@@ -112,6 +112,7 @@ _ROLLOUT = (
     Metric("rollout/returns_max", "reward", "largest return target", "max"),
     Metric("rollout/returns_min", "reward", "smallest return target", "min"),
     Metric("rollout/valid_fraction", "share", "entries that count in the loss after masks and reward filter, 0 to 1"),
+    Metric("rollout/staleness", "updates", "updates that the weights which acted lacked (runner.max_staleness)"),
     Metric("rollout/groups_kept", "share", "groups that passed the reward filter, 0 to 1"),
 )
 
@@ -137,7 +138,7 @@ def _episode_rows(prefix: str, whose: str) -> tuple[Metric, ...]:
             for k in range(1, 6)
         ),
         Metric(f"{prefix}/group/<group>/success_once", "share", f"success_once of {whose} in a group of tasks"),
-        Metric(f"{prefix}/group_average", "share", f"mean over the groups of tasks (difficulty classes) of {whose}"),
+        Metric(f"{prefix}/group_average", "share", f"mean over the groups of tasks of {whose}, if none shares a task"),
         Metric(f"{prefix}/task/<task>/success_once", "share", f"success_once of one task's {whose}"),
         Metric(f"{prefix}/task/<task>/success_at_end", "share", f"success_at_end of one task's {whose}"),
         Metric(f"{prefix}/task/<task>/return", "reward", f"return of one task's {whose}"),
@@ -159,18 +160,98 @@ _EVAL = (
     Metric("eval/success_high", "share", "upper end of the 95 % Wilson interval of success_once"),
 )
 
+
+def _worker_rows(role: str) -> tuple[Metric, ...]:
+    return (
+        Metric(f"time/{role}/onload", "s", f"{role} workers coming back to their devices", "slowest rank"),
+        Metric(f"time/{role}/offload", "s", f"{role} workers leaving their devices to others", "slowest rank"),
+        Metric(
+            f"time/{role}/busy", "s", f"all calls of an {role} worker while training, waiting excluded", "slowest rank"
+        ),
+        Metric(
+            f"time/{role}/slowest_rank",
+            "rank",
+            f"the {role} rank that was busy longest, where there are several",
+            "exact",
+        ),
+        Metric(
+            f"time/{role}/slowest_over_median",
+            "ratio",
+            f"its busy time over the median of the {role} ranks; above 1.5 the console names a straggler",
+            "exact",
+        ),
+    )
+
+
 _TIME = (
     Metric("time/step", "s", "whole training step, evaluation included, saving not", "slowest rank"),
     Metric("time/sync_weights", "s", "weights from actor to rollout", "slowest rank"),
+    Metric("time/offload", "s", "components leaving their devices and coming back", "slowest rank"),
     Metric("time/generate_rollouts", "s", "the rollout loop: simulators and policy", "slowest rank"),
     Metric("time/cal_adv_and_returns", "s", "masks, advantages, returns", "slowest rank"),
     Metric("time/actor_training", "s", "all update epochs", "slowest rank"),
     Metric("time/eval", "s", "evaluation", "slowest rank"),
     Metric("time/save", "s", "writing the checkpoint of the step before, logged with this one", "slowest rank"),
-    Metric("time/env/<phase>", "s", "a phase inside the env workers; the slowest rank counts", "slowest rank"),
-    Metric("time/rollout/<phase>", "s", "a phase inside the rollout workers; the slowest rank counts", "slowest rank"),
-    Metric("time/actor/<phase>", "s", "a phase inside the actor workers; the slowest rank counts", "slowest rank"),
+    Metric("time/env/interact", "s", "env workers in the rollout loop: starting episodes and stepping", "slowest rank"),
+    Metric("time/env/env_interact_step", "s", "executing chunks of actions", "slowest rank"),
+    Metric(
+        "time/env/bootstrap_step",
+        "s",
+        "the observations rollouts start from, resets included",
+        "slowest rank",
+        aliases=("time/env/env/bootstrap_step",),
+    ),
+    Metric("time/env/evaluate", "s", "env workers in the evaluation", "slowest rank"),
+    Metric(
+        "time/rollout/generate",
+        "s",
+        "rollout workers in the rollout loop: acting and valuing",
+        "slowest rank",
+        aliases=("time/rollout/rollout/generate",),
+    ),
+    Metric("time/rollout/predict", "s", "the policy acts, replay inputs stored", "slowest rank"),
+    Metric("time/rollout/last_values", "s", "values of the observations rollouts end with", "slowest rank"),
+    Metric(
+        "time/rollout/send_rollout_trajectories",
+        "s",
+        "experience made ready for the actor; next to nothing where it is read in place",
+        "slowest rank",
+        aliases=("time/env/env/send_rollout_trajectories",),
+    ),
+    Metric("time/rollout/sync_model_from_actor", "s", "taking the actor's weights", "slowest rank"),
+    Metric("time/rollout/evaluate", "s", "rollout workers in the evaluation", "slowest rank"),
+    Metric(
+        "time/actor/sync_model_to_rollout",
+        "s",
+        "sending the weights",
+        "slowest rank",
+        aliases=("time/actor/actor/sync_model_to_rollout",),
+    ),
+    Metric(
+        "time/actor/compute_adv",
+        "s",
+        "taking the experience; masks, advantages, returns",
+        "slowest rank",
+        aliases=("time/actor/actor/compute_adv",),
+    ),
+    Metric("time/actor/run_training", "s", "all update epochs", "slowest rank"),
+    *(row for role in ("env", "rollout", "actor") for row in _worker_rows(role)),
+    Metric(
+        "time/device_idle_mean", "share", "time of a step in which neither policy nor learner used a device", "mean"
+    ),
+    Metric("time/device_idle_max", "share", "the same for the device that idled most", "max"),
     Metric("time/env_steps_per_second", "steps/s", "simulator steps per second of the rollout loop", "last"),
+)
+
+_BYTES = (
+    Metric("messages/bytes", "bytes", "what workers passed to workers of other processes in this step", "sum"),
+    Metric(
+        "sync/bytes",
+        "bytes",
+        "parameters sent to rollout ranks with a copy of their own, each counted once; 0 where all are shared",
+        "sum",
+    ),
+    Metric("offload/bytes", "bytes", "weights and optimiser state moved between devices and hosts, both ways", "sum"),
 )
 
 GROUPS: dict[str, tuple[Metric, ...]] = {
@@ -179,6 +260,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     "Environment": _ENV,
     "Evaluation": _EVAL,
     "Time": _TIME,
+    "Bytes": _BYTES,
 }
 METRICS: dict[str, Metric] = {metric.name: metric for rows in GROUPS.values() for metric in rows}
 CANONICAL: dict[str, str] = {alias: metric.name for metric in METRICS.values() for alias in metric.aliases}
@@ -240,9 +322,10 @@ the names of older guides. `actor/loss` is the policy loss, as those guides desc
 A run logs the rows that apply to it: no critic, no `train/critic/...`; no evaluation in a step, no `eval/...`.
 
 Reduction says how the values of micro batches and ranks become one number. A mean is weighted by the number of unmasked
-entries (or episodes) behind each value; a timer sums within a rank and shows the slowest rank. `<task>`, `<group>` and
-`<phase>` stand for one path component. Values that are not finite are `null` in `metrics.jsonl`. Apart from `time/...`,
-a resumed run logs what an uninterrupted one logs.
+entries (or episodes) behind each value; a timer sums within a rank and shows the slowest rank. Timers of workers count
+calls, not waiting for their arguments. `<task>` and `<group>` stand for one path component. Values that are not finite
+are `null` in `metrics.jsonl`. Apart from `time/...` and `sync/bytes`, a resumed run logs what an uninterrupted one
+logs.
 """
 
 

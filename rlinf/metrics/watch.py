@@ -6,16 +6,33 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Protocol
 
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.records import group_rates, own_metrics, summarise
+from rlinf.envs.records import group_rates, own_metrics, summarise, task_rates
 from rlinf.errors import UserError
 from rlinf.metrics.console import RunConsole
 from rlinf.metrics.loggers import MetricLogger, check_backends
 from rlinf.metrics.names import expand, guide_name
 from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
+
+
+class Listener(Protocol):
+    """Whoever a runner tells what happens."""
+
+    def start(self, first_step: int, total_steps: int) -> None: ...
+
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def evaluated(
+        self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
+    ) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Watch:
@@ -45,11 +62,15 @@ class Watch:
     def evaluated(
         self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        """Writes eval/step_N.json with every episode and its counts, and shows the rates with their intervals."""
+        """Writes eval/step_N.json with every episode and its counts, and shows the rates with their intervals.
+
+        Those of single tasks are shown where the evaluation is all there is to see.
+        """
         folder = self.folder / "eval"
         folder.mkdir(exist_ok=True)
         rate = Rate.of(r.success_once for r in records)
         rates, own = group_rates(records, groups or {}), own_metrics(records)
+        tasks = task_rates(records, groups or {})
         metrics = {f"eval/{name}": value for name, value in summarise(records, groups).items()}
         path = folder / f"step_{step}.json"
         path.write_text(
@@ -58,6 +79,7 @@ class Watch:
                     "step": step,
                     "success_once": asdict(rate),
                     "groups": {name: asdict(group) for name, group in rates.items()},
+                    "tasks": {name: asdict(task) for name, task in tasks.items()},
                     "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
                     "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
                     "episodes": [r.to_json() for r in records],
@@ -69,6 +91,8 @@ class Watch:
         self.console.say(f"evaluation at step {step}: success {rate}")
         for name, group in rates.items():
             self.console.say(f"  {name:<10} {group}")
+        for name, task in tasks.items() if self.cfg.runner.only_eval else ():
+            self.console.say(f"  {name:<30} {task}")
         for name, value in own.items():
             self.console.say(f"  {guide_name(name):<44} {value if isinstance(value, Rate) else f'{value:.3f}'}")
 

@@ -182,7 +182,8 @@ def test_bf16_needs_a_gpu(purpose: Purpose, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
 def test_every_recipe_runs_compact_without_a_gpu(name: str) -> None:
-    cfg = load_config(name, ["actor.model.size=compact"], config_dir=CONFIGS, devices=[0])
+    settings = ["actor.model.size=compact", 'cluster.component_placement={"actor,env,rollout": all}']
+    cfg = load_config(name, settings, config_dir=CONFIGS, devices=[0])
     assert cfg.actor.model.stored_precision == "fp32"
 
 
@@ -247,8 +248,8 @@ def test_plan_text_states_the_arithmetic_of_the_published_recipe() -> None:
     cfg = load_config("metaworld_50_ppo_openpi", config_dir=CONFIGS, purpose="plan", devices=[8])
     text = describe_plan(cfg, make_plan(cfg, [8]))
     for line in (
-        "devices (shared)",
-        "  node 0 gpu 7          env[7] rollout[7] actor[7]",
+        "devices (shared, 8 processes)",
+        "  node 0 gpu 7          p7: env[7] rollout[7] actor[7]",
         "  envs                  64 = 8 ranks x 1 stage x 8",
         "  samples per step      10240 = 20 chunks x 64 envs x 8 rollouts; 51200 actions",
         "  global batch          2048 = 8 ranks x 2 micro batches x 128",

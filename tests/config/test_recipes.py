@@ -316,7 +316,10 @@ def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
     assert_holds(resolve(composed, defaults_of(Config)), expected)
 
 
-@pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact", "quickstart", "calvin_d_d_ppo_compact"])
+OTHER_COMPACT = ("calvin_d_d_ppo_compact", "maniskill_ppo_compact", "maniskill_ood")
+
+
+@pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact", "quickstart", *OTHER_COMPACT])
 def test_small_recipes_load(name: str) -> None:
     cfg = load_config(name, config_dir=CONFIGS, devices=[0])
     assert (cfg.actor.model.size, cfg.runner.logger.experiment_name) == ("compact", name)

@@ -23,9 +23,11 @@ from rlinf.runtime.placement import Slot, make_plan, place_components
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ON_EIGHT_GPUS = tuple(f"maniskill_{kind}_openvla{oft}" for kind in ("ppo", "grpo") for oft in ("", "oft"))
 WRAPPERS = {"run_embodiment.sh": "train", "eval_embodiment.sh": "eval"}
 OF_AN_EARLIER_COMMAND = (
     "actor.model.model_path=",
+    "actor.model.lora_path=",
     "runner.ckpt_path=",
     "runner.resume_dir=",
 )  # made when one follows along
@@ -75,6 +77,13 @@ def as_rlinf(line: Line) -> tuple[str, list[str]] | None:
     return (WRAPPERS[script], list(line.words[2:])) if script in WRAPPERS else None
 
 
+def machine(name: str, settings: list[str]) -> list[int] | None:
+    """Accelerators per node for a recipe; None where the command itself says so."""
+    if any("virtual_devices" in setting for setting in settings):
+        return None
+    return [8] if name in ON_EIGHT_GPUS else [0]
+
+
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -104,15 +113,20 @@ def test_commands_load(line: Line) -> None:
         settings = [s for s in settings if not s.startswith(OF_AN_EARLIER_COMMAND)]
         if command == "eval":
             settings.append("runner.only_eval=true")
-        load_config(name, settings, purpose="collect" if command in ("collect", "sft") else "plan", devices=[0])
+        purpose = "collect" if command in ("collect", "sft") else "plan"
+        load_config(name, settings, purpose=purpose, devices=machine(name, settings))
+    elif command == "bench":
+        name, *settings = [word for word in arguments if not word.startswith("-")]
+        load_config(name, [s for s in settings if "=" in s], purpose="plan", devices=machine(name, settings))
 
 
 @pytest.mark.parametrize("line", SHOWN, ids=str)
 def test_output_is_as_shown(line: Line) -> None:
     command, (name, *settings) = as_rlinf(line)  # type: ignore[misc]
     try:
-        cfg = load_config(name, settings, purpose=command, devices=[0])  # type: ignore[arg-type]
-        plan = make_plan(cfg, [0])
+        devices = machine(name, settings)
+        cfg = load_config(name, settings, purpose=command, devices=devices)  # type: ignore[arg-type]
+        plan = make_plan(cfg, devices)
         if command == "train":
             make_cluster(cfg, plan)
         printed = describe_plan(cfg, plan)
@@ -160,7 +174,7 @@ def test_config_page_is_current() -> None:
 def test_config_page_says_what_is_read() -> None:
     rows = {r.split("|")[1].strip(): r for r in reference.page().splitlines() if r.startswith("| `")}
     assert "No effect" not in rows["`max_epochs`"]
-    assert "No effect" in rows["`use_liger_kernel`"]
+    assert "No effect" in rows["`recompute_logprobs`"]
 
 
 def test_placement_table() -> None:

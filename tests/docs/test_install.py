@@ -20,8 +20,16 @@ def install(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "message"),
     [
         ("embodied --model nothing --env metaworld", "unknown model 'nothing'; available: openpi openvla openvla_oft"),
-        ("embodied --model openpi --env nothing", "unknown env 'nothing'; available: calvin metaworld"),
-        ("embodied --model openpi", "--env is missing; available: calvin metaworld"),
+        ("embodied --model openpi --env nothing", "unknown env 'nothing'; available: calvin maniskill metaworld"),
+        ("embodied --model openpi", "--env is missing; available: calvin maniskill metaworld"),
+        (
+            "embodied --model openvla-oft --env maniskil",
+            "unknown env 'maniskil'; available: calvin maniskill metaworld",
+        ),
+        (
+            "embodied --model nothing --env maniskill_libero",
+            "unknown model 'nothing'; available: openpi openvla openvla_oft",
+        ),
         ("embodied --model", "--model needs a value"),
         ("embodied --fast", "unknown option '--fast'; see: bash requirements/install.sh -h"),
         ("agentic --model openpi --env metaworld", "unknown target 'agentic'; available: embodied"),

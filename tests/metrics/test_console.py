@@ -10,6 +10,12 @@ METRICS = {
     "time/step": 4.0,
     "time/generate_rollouts": 2.5,
     "time/actor_training": 1.0,
+    "time/env/busy": 2.25,
+    "time/env/env_interact_step": 2.125,
+    "time/env/slowest_rank": 3.0,
+    "time/env/slowest_over_median": 2.0625,
+    "messages/bytes": 0.0,
+    "sync/bytes": 4096.0,
     "env/success_once": 0.609375,
     "env/num_trajectories": 128.0,
     "env/task/reach-v3/success_once": 0.125,
@@ -41,7 +47,7 @@ def test_parsers_find_step_and_success(tmp_path: Path) -> None:
 
 def test_sections_values_and_times(tmp_path: Path) -> None:
     text = run_two_steps(tmp_path)
-    titles = ["Metric Table", "Time", "Environment", "Rollout", "Evaluation", "by task", "Training"]
+    titles = ["Metric Table", "Time", "Bytes", "Environment", "Rollout", "Evaluation", "by task", "Training"]
     assert [text.index(title) for title in titles] == sorted(text.index(title) for title in titles)
     for shown in (
         "num_trajectories=128",
@@ -50,10 +56,13 @@ def test_sections_values_and_times(tmp_path: Path) -> None:
         "critic/explained_variance=nan",
         "elapsed 0:00:10  ETA 0:01:10  step 10.00 s",  # one step of 10 s done, seven to go
         "elapsed 0:00:20  ETA 0:01:00  step 10.00 s",
-        "Bottleneck: generate_rollouts 2.5 s of 4.0 s (62 %)",
+        "Bottleneck: generate_rollouts 2.5 s of 4.0 s (62 %); straggler env[3] (2.1x the median)",
+        "env/busy=2.25",
+        "sync=4096",
     ):
         assert shown in text
-    assert "reach-v3" not in text  # single training tasks go to the loggers only
+    for logged_only in ("reach-v3", "env_interact_step", "messages"):  # single training tasks, phases; no bytes
+        assert logged_only not in text
     assert max(map(len, text.splitlines())) == 120
 
 

@@ -61,9 +61,15 @@ GUIDE_NAMES = {
         "success_len_5",
     ],
     "time": ["step", "sync_weights", "generate_rollouts", "cal_adv_and_returns", "actor_training", "eval"],
-    "time/env": ["interact"],
-    "time/rollout": ["predict"],
-    "time/actor": ["run_training"],
+    "time/env": [
+        "interact",
+        "env_interact_step",
+        "env/bootstrap_step",
+        "env/send_rollout_trajectories",
+        "evaluate",
+    ],
+    "time/rollout": ["rollout/generate", "predict", "sync_model_from_actor", "evaluate"],
+    "time/actor": ["actor/sync_model_to_rollout", "actor/compute_adv", "run_training"],
 }
 
 
@@ -107,7 +113,7 @@ def test_expand_keeps_values_and_adds_aliases() -> None:
 def test_families_match_one_path_component() -> None:
     assert find_metric("eval/task/door-open-v3/success_once").name == "eval/task/<task>/success_once"
     assert find_metric("env/" + task_metric("open/close door", "return")).name == "env/task/<task>/return"
-    assert find_metric("time/env/step").unit == "s"
+    assert find_metric("env/extra/door_angle").unit == "1"
     with pytest.raises(ValueError, match="eval/task/a/b/success_once"):
         find_metric("eval/task/a/b/success_once")
 
