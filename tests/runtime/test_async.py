@@ -1,0 +1,92 @@
+"""Asynchronous runs: staleness is bounded, evaluations and checkpoints see their own step, runs repeat exactly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlinf.config.load import load_config
+from rlinf.config.schema import Config
+from rlinf.errors import UserError
+from rlinf.jobs import make_runner
+from rlinf.metrics.watch import Watch
+from rlinf.runner import Runner
+from rlinf.runner_async import AsyncRunner
+from rlinf.runtime.placement import make_plan
+from tests.runs import toy_config
+
+APART = ["cluster.virtual_devices=2", "cluster.component_placement={actor: 0, 'env,rollout': 1}"]
+STALE = ["runner.max_staleness=1", "algorithm.loss_type=decoupled_actor_critic"]
+
+
+def run(folder: Path, address: str, *overrides: str) -> tuple[list[dict[str, float]], Runner]:
+    """A whole run; what metrics.jsonl says but for times."""
+    cfg = toy_config(folder, f"cluster.ray_address={address}", *APART, "actor.micro_batch_size=16", *overrides)
+    runner = make_runner(cfg, make_plan(cfg), Watch(cfg))
+    try:
+        runner.train()
+    finally:
+        runner.close()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines], runner
+
+
+def test_the_runner_is_chosen_by_staleness(tmp_path, ray_address):
+    metrics, runner = run(tmp_path, ray_address, *STALE, "runner.max_epochs=5", "runner.save_interval=3")
+    assert type(runner) is AsyncRunner
+    # A rollout acts before the update beside it; before the checkpoint after step 3 nothing runs ahead.
+    assert [m["rollout/staleness"] for m in metrics] == [0, 1, 1, 0, 1]
+    # Stale experience is told apart: the proximal policy is the actor's own, the behaviour policy is not.
+    assert all(m["train/actor/logprob_gap"] <= 2e-5 for m in metrics)
+    assert [m["train/actor/behav_approx_kl"] == pytest.approx(0, abs=1e-5) for m in metrics] == [
+        not m["rollout/staleness"] for m in metrics
+    ]
+
+    resumed, _ = run(
+        tmp_path, ray_address, *STALE, "runner.max_epochs=5", "runner.save_interval=3",
+        f"runner.resume_dir={tmp_path}/{runner.folder.name}/checkpoints/global_step_3",
+    )  # fmt: skip
+    assert [m["step"] for m in resumed] == [1, 2, 3, 4, 5]
+    for before, after in zip(metrics[3:], resumed[3:], strict=True):
+        assert {k: v for k, v in after.items() if "bytes" not in k} == {
+            k: v for k, v in before.items() if "bytes" not in k
+        }
+
+
+def test_without_staleness_the_decoupled_loss_is_the_plain_one(tmp_path, ray_address):
+    plain, runner = run(tmp_path / "plain", ray_address, "runner.max_epochs=2")
+    decoupled, _ = run(
+        tmp_path / "decoupled", ray_address, "runner.max_epochs=2", "algorithm.loss_type=decoupled_actor_critic"
+    )
+    assert type(runner) is Runner
+    assert [m["train/actor/total_loss"] for m in decoupled] == [m["train/actor/total_loss"] for m in plain]
+
+
+def barrier(step: int, *, total: int, evaluate: int, save: int) -> int:
+    """AsyncRunner._barrier without a cluster."""
+    cfg: Config = load_config(
+        "toy_ppo_compact",
+        [f"runner.val_check_interval={evaluate}", f"runner.save_interval={save}", *STALE, *APART],
+    )
+    runner = AsyncRunner.__new__(AsyncRunner)
+    runner.cfg, runner.total_steps = cfg, total
+    return runner._barrier(step)
+
+
+def test_nothing_runs_past_an_evaluation_a_checkpoint_or_the_end():
+    assert [barrier(s, total=10, evaluate=4, save=6) for s in range(10)] == [4, 4, 4, 4, 6, 6, 8, 8, 10, 10]
+    assert [barrier(s, total=3, evaluate=-1, save=-1) for s in range(3)] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["runner.max_staleness=1"], r"max_staleness=1 needs rollout and actor in different processes"),
+        (["runner.max_staleness=-1"], r"max_staleness=-1 must be 0"),
+    ],
+)
+def test_what_cannot_run_asynchronously_is_refused(overrides, message):
+    with pytest.raises(UserError, match=message):
+        load_config("toy_ppo_compact", overrides)
