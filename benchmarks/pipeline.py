@@ -213,13 +213,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=sorted(RECIPES), default="metaworld", help="toy costs nothing to simulate")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--envs", type=int, help="default 32, with cuda 128")
-    parser.add_argument("--chunks", type=int, default=12, help="per rollout")
+    parser.add_argument("--envs", type=int, help="default 48, with cuda 128")
+    parser.add_argument("--chunks", type=int, default=16, help="per rollout")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--denoise", type=int, default=0, help="denoising steps; 0 balances simulators and policy")
     parser.add_argument("--at-least", type=float, help="fail below this ratio")
     args = parser.parse_args(arguments)
-    args.envs = args.envs or {"cpu": 32, "cuda": 128}[args.device]
+    args.envs = args.envs or {"cpu": 48, "cuda": 128}[args.device]
     args.at_least = AT_LEAST[args.device] if args.at_least is None else args.at_least
     return args
 

@@ -44,8 +44,8 @@ class Runner:
         self.copies_behind = math.inf  # updates since the last weight sync
         self.resume_from = self._find_resume()  # before anything heavy: it may refuse
         self.cluster = make_cluster(cfg, plan)
+        self.env = self._launch(EnvWorker, "env")  # first: it may refuse, and weights take long to load
         self.rollout = self._launch(RolloutWorker, "rollout")
-        self.env = self._launch(EnvWorker, "env")
         self.actor = self._launch(ActorWorker, "actor")
 
     def train(self) -> None:
@@ -163,10 +163,6 @@ class Runner:
         if folder is None:
             return
         saved = json.loads((folder / "runner.json").read_text())
-        if len(saved["env"]) != len(self.plan.env):
-            raise UserError(
-                f"checkpoint {folder} was made with {len(saved['env'])} env ranks, not {len(self.plan.env)}"
-            )
         with self.resident("actor"):
             self.cluster.get(self.actor.call("load", folder / "actor"))
             self.copies_behind = math.inf
@@ -217,7 +213,12 @@ class Runner:
         wanted = self.cfg.runner.resume_dir
         if wanted is None or self.cfg.runner.only_eval:
             return None
-        return find_resume(self.folder / "checkpoints", wanted, self.watch.warn)
+        folder = find_resume(self.folder / "checkpoints", wanted, self.watch.warn)
+        if folder is not None:
+            ranks = len(json.loads((folder / "runner.json").read_text())["env"])
+            if ranks != len(self.plan.env):
+                raise UserError(f"checkpoint {folder} was made with {ranks} env ranks, not {len(self.plan.env)}")
+        return folder
 
     def _due(self, interval: int) -> bool:
         return interval > 0 and (self.global_step % interval == 0 or self.global_step == self.total_steps)

@@ -62,6 +62,13 @@ class AsyncRunner(Runner):
         episodes: list[EpisodeRecord] = [e for rank in self.cluster.get(rollout.episodes) for e in rank]
         return metrics | {f"env/{k}": v for k, v in summarise(episodes).items()}
 
+    def sync(self) -> None:
+        """As ever; copies take weights over between rollouts, so that those under way come first."""
+        if self.ahead and self.copies_behind:
+            with self.timed("generate_rollouts"):
+                self.cluster.get(self.ahead[-1].played)
+        super().sync()
+
     def usage(self) -> Usage:
         """What the workers did for this step; those that are rolling out for the next are not waited for."""
         if not self.seconds and not self.ahead:

@@ -40,6 +40,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         counts = {"steps": sft.steps, "batch_size": sft.batch_size, "noise_draws": sft.noise_draws}
         _check_positive("sft", **counts, log_interval=sft.log_interval, eval_trials=sft.eval_trials)
     if purpose == "collect":
+        _check_ids("env.train", cfg.env.train, "demo")
         return
     training = purpose in ("train", "plan", "quickstart") and not cfg.runner.only_eval
     if training or purpose == "sft":
@@ -51,6 +52,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         return
     plan = make_plan(cfg, devices)
     if training:
+        _check_ids("env.train", cfg.env.train, "train")
         _check_envs("env.train", cfg.env.train, plan, policy, groups=True)
         _check_algorithm(cfg, policy)
         _check_batches(cfg, plan, policy)
@@ -64,7 +66,8 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_weights(cfg, purpose)
         if purpose != "plan":
             computing = (*plan.rollout, *plan.actor) if training else plan.rollout
-            _check_precision(cfg, has_gpu=all(slot.devices for slot in computing))
+            real = cfg.cluster.virtual_devices == 0
+            _check_precision(cfg, has_gpu=real and all(slot.devices for slot in computing))
 
 
 def _check_positive(path: str, **values: int) -> None:
@@ -107,6 +110,12 @@ def _check_runner(cfg: Config) -> None:
     ):
         if value <= 0:
             raise UserError(f"{key}={value} must be positive")
+    for key, value in (
+        ("cluster.virtual_devices", cfg.cluster.virtual_devices),
+        ("cluster.torch_threads", cfg.cluster.torch_threads),
+    ):
+        if value < 0:
+            raise UserError(f"{key}={value} must be 0 or positive")
     if runner.keep_checkpoints < 0:
         raise UserError(f"runner.keep_checkpoints={runner.keep_checkpoints} must be 0 (keep all) or positive")
     if runner.only_eval and runner.resume_dir is not None and runner.ckpt_path is None:
@@ -361,11 +370,26 @@ def _check_staleness(cfg: Config, plan: Plan) -> None:
             f"share one; for example {KEY}={{actor: 0, 'env,rollout': 1}} (cluster.virtual_devices=2 where there are "
             "no accelerators), or runner.max_staleness=0"
         )
+    if staleness > 0 and cfg.runner.weight_sync_interval != 1:
+        raise UserError(
+            f"runner.weight_sync_interval={cfg.runner.weight_sync_interval} must be 1 with "
+            f"runner.max_staleness={staleness}, which bounds the age of weights itself"
+        )
     if staleness > 0 and cfg.algorithm.loss_type == "actor_critic":
         logger.warning(
             "runner.max_staleness=%d learns from stale experience: algorithm.loss_type=decoupled_actor_critic corrects "
             "for it",
             staleness,
+        )
+
+
+def _check_ids(path: str, env: EnvConfig, split: str) -> None:
+    """Test sets have no ids to learn from."""
+    spec = env_spec(env, path)
+    if not spec.reset_ids[split]:
+        raise UserError(
+            f"{path}.init_params: suite {spec.suite} has only held-out reset ids with these settings, none to learn "
+            f"from ({split}); they belong in env.eval"
         )
 
 

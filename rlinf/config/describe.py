@@ -87,6 +87,8 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     frames = plan.num_envs("env") * plan.stages * (1 + env_spec(cfg.env.train).num_wrist_images)
     yield ("camera images", f"{bytes_text(frames * height * width * 3)} per env rank ({frames} of {height} x {width})")
     need, budget = samples * model.cache_bytes_per_sample(), cfg.rollout.prefix_cache_bytes // len(plan.rollout)
+    if not plan.keeps_prefixes:
+        budget = 0
     if need and budget:
         kept = "all is kept" if need <= budget else f"{budget / need:.0%} of it is kept, the rest computed again"
         yield ("prefix cache", f"up to {bytes_text(need)} per rollout rank, budget {bytes_text(budget)}: {kept}")

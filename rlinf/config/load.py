@@ -98,11 +98,11 @@ def _model(composed: Composed, block: Tree, path: str) -> ModelConfig:
 
 def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
     """The model with what simulator and compat switch decide; small sizes read a placeholder path as random weights."""
-    model, privileged = cfg.actor.model, 0
-    for name, env in (("eval", cfg.env.eval), ("train", cfg.env.train)):  # where both exist, training decides
+    model, privileged = cfg.actor.model, []
+    for name, env in (("train", cfg.env.train), ("eval", cfg.env.eval)):  # eval blocks often refer to the training one
         if get(composed.tree, f"env.{name}") is not ABSENT:
             _check_simulator(composed, env, f"env.{name}")
-            privileged = env_spec(env, f"env.{name}").critic_state_dim
+            privileged.append(env_spec(env, f"env.{name}").critic_state_dim)
     trained = policy_folder(cfg.runner.ckpt_path) if cfg.runner.ckpt_path is not None else None
     if trained is not None:
         model = replace(model, model_path=str(trained), lora_path=None)  # its adapters are those of the run
@@ -112,7 +112,7 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
     sampling = cfg.rollout.sampling_params
     return model.completed(
         Surroundings(
-            critic_state_dim=privileged,
+            critic_state_dim=privileged[0] if privileged else 0,  # where both exist, training decides
             compat=cfg.compat,
             temperature_train=sampling.temperature_train,
             temperature_eval=sampling.temperature_eval if sampling.do_sample else 0.0,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf.config.schema import EnvConfig
-from rlinf.envs.sim.base import EnvSpec, IdGrid
+from rlinf.envs.sim.base import EnvSpec, IdGrid, SetupError
 from rlinf.errors import UserError
 
 SIM_DIR = Path(__file__).parent / "sim"
@@ -69,6 +69,16 @@ def env_spec(cfg: EnvConfig, where: str = "env.train") -> EnvSpec:
             f"an episode of {spec.suite} may last that long with these init_params"
         )
     return spec
+
+
+def check_setup(cfg: EnvConfig, where: str) -> None:
+    """Refuse, before weights are loaded, what the simulator would refuse later and can tell from files alone."""
+    module = find_simulator(cfg.env_type)
+    if "check_setup" in vars(module):
+        try:
+            module.check_setup(env_options(cfg, where))
+        except SetupError as error:
+            raise UserError(f"simulator {cfg.env_type!r}: {error}") from None
 
 
 def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:

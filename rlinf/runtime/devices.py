@@ -44,10 +44,11 @@ def device_variables(ids: Sequence[str], egl_devices: Sequence[int | None]) -> d
 
 
 def crowded_teams(plan: Plan) -> frozenset[str]:
-    """Teams of which two processes share an accelerator, which NCCL does not allow."""
+    """Teams of which two processes share an accelerator, or one has none, which NCCL does not allow."""
     slots = {name: [plan.processes[i].slot for i in members] for name, members in plan.teams.items()}
     used = {name: [(slot.node, device) for slot in team for device in slot.devices] for name, team in slots.items()}
-    return frozenset(name for name, devices in used.items() if len(devices) != len(set(devices)))
+    shared = {name for name, devices in used.items() if len(devices) != len(set(devices))}
+    return frozenset(shared | {name for name, team in slots.items() if not all(slot.devices for slot in team)})
 
 
 def egl_cuda_numbers() -> list[int | None]:

@@ -57,7 +57,7 @@ class LocalCluster:
     def __init__(self, cfg: Config, plan: Plan) -> None:
         self.cfg, self.plan = cfg, plan
         limit_threads(cfg)
-        self.process = Process(_device(plan))
+        self.process = Process(_device(cfg, plan))
         self._groups: list[LocalGroup] = []
 
     def launch(self, worker_cls: type[Worker], role: str) -> LocalGroup:
@@ -81,9 +81,9 @@ class LocalCluster:
         disconnect()  # one rank may have made a group of its own
 
 
-def _device(plan: Plan) -> torch.device:
-    """The accelerator the plan names for the actor, else the first one there is."""
-    if not torch.cuda.is_available():
+def _device(cfg: Config, plan: Plan) -> torch.device:
+    """The accelerator the plan names for the actor, else the first one there is; virtual ones are the CPU."""
+    if cfg.cluster.virtual_devices or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", next(iter(plan.actor[0].devices), 0))
 

@@ -95,6 +95,14 @@ class Plan:
         return tuple(r for r in range(len(self.rollout)) if self.process_of("rollout", r) not in actors)
 
     @cached_property
+    def keeps_prefixes(self) -> bool:
+        """Whether updates use what rollouts computed of frozen weights: all actors read their own process's, or none.
+
+        One that did while another did not would wait for it in a collective.
+        """
+        return len(self.rollout) == len(self.actor) and not self.rollout_copies
+
+    @cached_property
     def teams(self) -> dict[str, tuple[int, ...]]:
         """Processes that talk directly: the actors, and actor 0 with every rollout it sends weights to."""
         actors = tuple(self.process_of("actor", rank) for rank in range(len(self.actor)))

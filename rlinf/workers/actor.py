@@ -243,8 +243,7 @@ class ActorWorker(Worker):
     @property
     def _cache(self) -> RowCache | None:
         """Prefix rows kept since the rollout, when one rollout rank of this process made all of this rank's rows."""
-        alone = len(self.plan.rollout) == len(self.plan.actor) and self.rank not in self.plan.rollout_copies
-        return self._arena(self.rank).cache if alone else None
+        return self._arena(self.rank).cache if self.plan.keeps_prefixes else None
 
     def _arena(self, rollout_rank: int) -> Arena:
         def missing() -> Arena:

@@ -9,7 +9,7 @@ import torch
 
 from rlinf.data.types import EnvStep, EpisodeRecord
 from rlinf.envs.bridge import Bridge
-from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.envs.spec import check_setup, env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.envs.video import VideoRecorder
 from rlinf.runtime.worker import Worker
@@ -25,6 +25,13 @@ class EnvWorker(Worker):
         self._envs: dict[tuple[Mode, int], VecEnv] = {}
         self._last: dict[int, EnvStep] = {}  # train: where each stage's rollout stands between iterations
         self._episodes: list[EpisodeRecord] = []
+        runner, modes = self.cfg.runner, set[Mode]()
+        if not runner.only_eval:
+            modes.add("train")
+        if runner.only_eval or runner.val_check_interval > 0:
+            modes.add("eval")
+        for mode in modes:
+            check_setup(self._config(mode), f"env.{mode}")
 
     def begin(self, *, mode: Mode, stage: int) -> EnvStep:
         """The observation a rollout starts from: fresh episodes, or the running ones when episodes reset themselves."""

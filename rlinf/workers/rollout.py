@@ -103,7 +103,7 @@ class RolloutWorker(Worker):
                 env.max_steps_per_rollout_epoch // chunk,
                 Columns(self.plan.num_envs("rollout"), self.plan.stages, env.rollout_epoch, env.group_size),
                 chunk,
-                cache_bytes=0 if self.has_copy else self.cfg.rollout.prefix_cache_bytes // ranks,
+                cache_bytes=self.cfg.rollout.prefix_cache_bytes // ranks if self.plan.keeps_prefixes else 0,
             ),
         )
 

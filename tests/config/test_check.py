@@ -64,6 +64,8 @@ TABLE = [
     (["runner.val_check_interval=-2"], "runner.val_check_interval=-2 must be positive, or -1 for none"),
     (["runner.max_epochs=0"], "runner.max_epochs=0 must be positive"),
     (["runner.weight_sync_interval=0"], "runner.weight_sync_interval=0 must be positive"),
+    (["cluster.virtual_devices=-1"], "cluster.virtual_devices=-1 must be 0 or positive"),
+    (["cluster.torch_threads=-1"], "cluster.torch_threads=-1 must be 0 or positive"),
     (
         ["algorithm.adv_type=grpo", "algorithm.loss_type=actor"],
         "algorithm.group_size=1 must be at least 2 for adv_type grpo, which compares group members",
@@ -299,3 +301,28 @@ def test_the_quickstart_checks_its_evaluation_before_it_starts() -> None:
 def test_counts_that_must_be_positive(purpose: Purpose, setting: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(setting)} must be positive$"):
         load_config("quickstart", [setting], purpose=purpose, devices=[0])
+
+
+@pytest.mark.parametrize(("purpose", "split"), [("train", "train"), ("collect", "demo")])
+@pytest.mark.parametrize("setting", ["obj_set=test", "id=ood"])
+def test_nothing_is_learnt_from_held_out_ids(purpose: Purpose, split: str, setting: str) -> None:
+    with pytest.raises(UserError, match=rf"^env.train.init_params: suite .* none to learn from \({split}\)"):
+        load_config("maniskill_ppo_compact", [f"env.train.init_params.{setting}"], purpose=purpose)
+
+
+def test_a_mistake_that_the_evaluation_inherits_is_named_where_it_was_made() -> None:
+    with pytest.raises(UserError, match=r"command line: env.train.init_params: control_mode='x'"):
+        load_config("maniskill_ppo_compact", ["env.train.init_params.control_mode=x"])
+
+
+def test_virtual_devices_are_no_gpus() -> None:
+    settings = ["actor.model.size=small", "actor.model.precision=bf16", "cluster.virtual_devices=1"]
+    with pytest.raises(UserError, match=r"actor\.model\.precision=bf16 needs a GPU"):
+        load_config("toy_ppo_compact", settings, purpose="train")
+
+
+def test_staleness_bounds_the_age_of_weights_alone() -> None:
+    settings = ["runner.max_staleness=1", "runner.weight_sync_interval=2"]
+    apart = "cluster.component_placement={actor: 0, 'env,rollout': 1}"
+    with pytest.raises(UserError, match=r"^runner\.weight_sync_interval=2 must be 1 with runner\.max_staleness=1"):
+        load_config("toy_ppo_compact", [*settings, apart], devices=[2])

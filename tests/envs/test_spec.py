@@ -9,13 +9,28 @@ import pytest
 
 from rlinf.config.schema import EnvConfig
 from rlinf.envs.sim.base import IdGrid
-from rlinf.envs.spec import available_simulators, env_options, env_spec, eval_trials, find_simulator, ids_of_task
+from rlinf.envs.spec import (
+    available_simulators,
+    check_setup,
+    env_options,
+    env_spec,
+    eval_trials,
+    find_simulator,
+    ids_of_task,
+)
 from rlinf.errors import UserError
 
 
 def test_simulators_are_found_by_file_name() -> None:
     assert {"toy", "metaworld"} <= set(available_simulators())
     assert find_simulator("toy").__name__ == "rlinf.envs.sim.toy"
+
+
+def test_missing_files_are_known_before_the_simulator_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_setup(EnvConfig(env_type="toy"), "env.train")
+    monkeypatch.delenv("MANISKILL_ASSET_DIR", raising=False)
+    with pytest.raises(UserError, match=r"^simulator 'maniskill': MANISKILL_ASSET_DIR is not set"):
+        check_setup(EnvConfig(env_type="maniskill"), "env.train")
 
 
 def test_bad_names_and_options_say_what_is_near() -> None:

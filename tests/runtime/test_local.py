@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,3 +53,5 @@ def test_the_process_takes_the_accelerator_of_the_plan(monkeypatch):
     check_backend(cfg, plan)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert LocalCluster(cfg, plan).process.device == torch.device("cuda", 1)
+    virtual = replace(cfg, cluster=replace(cfg.cluster, virtual_devices=2))
+    assert LocalCluster(virtual, plan).process.device == torch.device("cpu")

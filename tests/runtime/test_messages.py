@@ -79,6 +79,9 @@ def test_teams_that_share_an_accelerator():
     placed = "cluster.component_placement={actor: 0-1, rollout: '0-1:0-3', env: 0}"
     cfg = load_config("toy_ppo_compact", [placed, "actor.micro_batch_size=16"], devices=[2])
     assert crowded_teams(make_plan(cfg, [2])) == {"sync"}  # rollouts beside the actors, in processes of their own
+    placed = "cluster.component_placement={actor: 0-1, rollout: {node_group: node, placement: 0}, env: 0}"
+    cfg = load_config("toy_ppo_compact", [placed, "actor.micro_batch_size=16"], devices=[2])
+    assert crowded_teams(make_plan(cfg, [2])) == {"sync"}  # a rollout without an accelerator
 
 
 @pytest.mark.parametrize(

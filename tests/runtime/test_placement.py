@@ -227,6 +227,17 @@ def test_only_components_that_meet_others_offload() -> None:
     assert make_plan(asynchronous, [2]).offload == frozenset()  # nobody ever waits
 
 
+def test_prefixes_are_kept_by_all_ranks_or_by_none() -> None:
+    def plan(placement: str) -> Plan:
+        return make_plan(load_config("toy_ppo_compact", [f"cluster.component_placement={placement}"], devices=[4]), [4])
+
+    assert plan("{'env,rollout,actor': 0-1}").keeps_prefixes
+    assert not plan("{env: 0, rollout: 0-1, actor: 0}").keeps_prefixes
+    mixed = plan("{env: 0-1, rollout: '0,2', actor: 0-1}")  # rollout 0 shares the actor's process, rollout 1 does not
+    assert mixed.rollout_copies == (1,)
+    assert not mixed.keeps_prefixes
+
+
 def test_number_of_nodes_must_match() -> None:
     cfg = load_config("toy_ppo_compact", devices=[0])
     with pytest.raises(UserError, match=r"cluster.num_nodes=2, but 1 nodes are present"):

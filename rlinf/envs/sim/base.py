@@ -5,7 +5,8 @@ A simulator `foo` is one file `envs/sim/foo.py` (or a package), found by `env_ty
 - `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
 - `Scene(options)`, a `Simulator`;
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
-- `Expert(options)` where scripted demonstrations exist.
+- `Expert(options)` where scripted demonstrations exist;
+- `check_setup(options)` where files can be missing: raises SetupError before anything heavy starts.
 Imports of the simulator itself belong inside `Scene` and `Batch`, never at the top of the file.
 """
 

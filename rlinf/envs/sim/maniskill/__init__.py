@@ -165,6 +165,11 @@ def spec(options: Options) -> EnvSpec:
     )
 
 
+def check_setup(options: Options) -> None:
+    """The files that the ids need must be there."""
+    find_assets(rows_of(options.id, options.obj_set))
+
+
 class Scene(ReplayState):
     """One put-on-plate episode; shares meshes, renderer and kinematics with the other scenes of its process."""
 
