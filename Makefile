@@ -25,7 +25,7 @@ quickstart: setup
 	$(VENV)/bin/rlinf quickstart --seed $(SEED)
 
 test: setup lint
-	$(PY) -m pytest -q -m "not slow and not gpu"
+	$(PY) -m pytest -q -n 2 --dist loadgroup -m "not slow and not gpu"
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check .

@@ -16,12 +16,29 @@ from rlinf.envs.sim.vulkan import check_driver
 
 REPO = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("RLINF_TEST_DATA", REPO.parent / "shared" / "data"))  # what simulators read
+RAY_FILES = ("test_ray.py", "test_ray_runs.py", "test_ray_faults.py", "test_async.py")
 torch.set_num_threads(1)
 if (TEST_DATA / "calvin").is_dir():
     os.environ.setdefault("CALVIN_PATH", str(TEST_DATA / "calvin"))
 if (TEST_DATA / "maniskill").is_dir():
     os.environ.setdefault("MANISKILL_ASSET_DIR", str(TEST_DATA / "maniskill"))
     os.environ.setdefault("MS_ASSET_DIR", str(TEST_DATA / "maniskill"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `pytest -n 2 --dist loadgroup` a file stays in one process, and so do all files that share a Ray cluster.
+
+    Files that must come early do: MuJoCo draws only in a process that has loaded no other graphics library, and what
+    takes longest must not be left for the end.
+    """
+
+    def group(item: pytest.Item) -> str:
+        return "ray" if item.path.name in RAY_FILES else item.nodeid.partition("::")[0]
+
+    early = ["tests/envs/test_metaworld.py", "ray"]
+    items.sort(key=lambda item: early.index(group(item)) if group(item) in early else len(early))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 @pytest.fixture(scope="session")

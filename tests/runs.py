@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from pathlib import Path
 
@@ -50,3 +52,9 @@ def hide_gl(folder: Path) -> None:
         "        super().__init__(name, *args, **kwargs)\n"
         "ctypes.CDLL = CDLL\n"
     )
+
+
+def leaked(before: set[str]) -> set[str]:
+    """Names in shared memory that are new and name no living process: those are of tests that run beside this one."""
+    new = set(os.listdir("/dev/shm")) - before
+    return {n for n in new if not any(Path(f"/proc/{pid}").exists() for pid in re.findall(r"\d{2,}", n))}

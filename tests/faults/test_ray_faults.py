@@ -21,7 +21,7 @@ from rlinf.runtime.host import cause_of_death
 from rlinf.runtime.placement import make_plan
 from rlinf.runtime.ray import RayCluster, find_nodes, open_session
 from tests.conftest import REPO
-from tests.runs import toy_config, wait_gone
+from tests.runs import leaked, toy_config, wait_gone
 from tests.runtime.ray_workers import Probe
 
 PLACED = ["cluster.virtual_devices=2", "cluster.component_placement={env: 0, 'rollout,actor': 1}"]
@@ -106,7 +106,7 @@ def test_a_process_that_dies_ends_the_run_and_is_named(run, worker, number):
     assert run.process.returncode == 5
     who = "env rank 0" if worker == "env" else "rollout rank 0 and actor rank 0"
     assert last.startswith(f"error: {who} on node 0 ({socket.gethostname()}, pid {pid}) died: {number.name}")
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert not leaked(shared)
 
 
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
