@@ -28,15 +28,13 @@ if (TEST_DATA / "maniskill").is_dir():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `pytest -n 2 --dist loadgroup` a file stays in one process, and so do all files that share a Ray cluster.
 
-    Files that must come early do: MuJoCo draws only in a process that has loaded no other graphics library, and what
-    takes longest must not be left for the end.
+    What takes longest comes first: it must not be left for the end.
     """
 
     def group(item: pytest.Item) -> str:
         return "ray" if item.path.name in RAY_FILES else item.nodeid.partition("::")[0]
 
-    early = ["tests/envs/test_metaworld.py", "ray"]
-    items.sort(key=lambda item: early.index(group(item)) if group(item) in early else len(early))
+    items.sort(key=lambda item: group(item) != "ray")
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
 

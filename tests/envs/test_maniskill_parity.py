@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from rlinf.envs.sim.gl import choose_backend
 from rlinf.envs.sim.maniskill import Options, Scene
 from rlinf.envs.sim.maniskill.family import PREFIX
 from tests.envs.test_maniskill import BOTTLE, solve
 
-pytest.importorskip("mani_skill", reason="ManiSkill is not installed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mani_skill") is None, reason="ManiSkill is not installed")
 FLAGS = ("success", "is_src_obj_grasped", "consecutive_grasp", "src_on_target")
 
 
@@ -25,6 +27,7 @@ def test_an_episode_with_a_grasp(reset_id: int, maniskill_path: Path) -> None:
     scene.reset(reset_id)
     ours = [scene.stage.step(action) for action in actions]
 
+    choose_backend("auto")  # ManiSkill imports MuJoCo, which reads the choice once
     from rlinf.envs.sim.maniskill.registered import PutOnPlate
 
     theirs = PutOnPlate(
