@@ -55,6 +55,7 @@ def test_the_runner_is_chosen_by_staleness(tmp_path, ray_address):
         }
 
 
+@pytest.mark.slow
 def test_without_staleness_the_decoupled_loss_is_the_plain_one(tmp_path, ray_address):
     plain, runner = run(tmp_path / "plain", ray_address, "runner.max_epochs=2")
     decoupled, _ = run(
