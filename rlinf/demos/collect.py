@@ -14,6 +14,8 @@ from rlinf.envs.expert import Demo, DemoJob, DemoPlayer
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 
+REPORT_EVERY = 50  # episodes of a task
+
 
 @dataclass
 class _Quota:
@@ -78,10 +80,11 @@ def _play(
     on_progress: Callable[[str], None],
 ) -> None:
     """Rounds of as many attempts as are missing, so that the episodes do not depend on how many processes play."""
-    limit = wanted.max_attempts * wanted.episodes_per_task
+    most = wanted.max_attempts * wanted.episodes_per_task
     while True:
         jobs: list[tuple[_Quota, DemoJob]] = []
         for quota in quotas:
+            limit = min(most, len(quota.ids))  # an id is played once
             missing = min(wanted.episodes_per_task - quota.kept, limit - quota.attempts)
             jobs += [(quota, quota.next_job(wanted, seed, horizon)) for _ in range(missing)]
         if not jobs:
@@ -91,7 +94,7 @@ def _play(
                 continue
             quota.kept += 1
             _add(writer, demo)
-            if quota.kept == wanted.episodes_per_task:
+            if quota.kept == wanted.episodes_per_task or quota.kept % REPORT_EVERY == 0:
                 on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 

@@ -81,6 +81,14 @@ def test_failures_are_dropped_and_replaced(tmp_path: Path) -> None:
     assert max(rows(folder)["length"]) <= 5
 
 
+def test_no_id_is_played_twice_when_they_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf.demos.collect.ids_of_task", lambda spec, mode, task: spec.reset_ids["demo"][:3])
+    lines: list[str] = []
+    folder = collect_demos(config(tmp_path, tasks=["reach-red"], episodes_per_task=4), on_progress=lines.append)
+    assert len(set(rows(folder)["reset_id"])) == 3
+    assert "reach-red: only 3 of 4 episodes succeeded" in lines
+
+
 def test_a_task_that_never_succeeds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no demonstration succeeded within 1 steps; raise collect\.max_steps"):
         collect_demos(config(tmp_path, max_steps=1, max_attempts=1), on_progress=lambda line: None)
