@@ -31,7 +31,6 @@ from rlinf.runner import Runner
 from rlinf.runtime.placement import make_plan
 
 RECIPES = {"metaworld": "quickstart", "toy": "toy_ppo_compact"}
-CHUNK = 5  # actions executed per call
 AT_LEAST = {"cpu": 1.6, "cuda": 1.5}
 HORIZON = 50  # actions π0 denoises at once
 TRIED = (2, 10)  # denoising steps, to find out what one costs
@@ -106,12 +105,12 @@ def started(
         settings = [
             f"actor.model.size={'small' if args.device == 'cuda' else 'compact'}",
             f"actor.model.num_steps={denoise}",
-            f"actor.model.num_action_chunks={CHUNK}",
+            f"actor.model.num_action_chunks={args.chunk}",
             f"actor.model.openpi.action_horizon={HORIZON}",
             f"env.train.total_num_envs={args.envs}",
             f"env.train.num_processes={processes}",
-            f"env.train.max_episode_steps={CHUNK * args.chunks}",
-            f"env.train.max_steps_per_rollout_epoch={CHUNK * args.chunks}",
+            f"env.train.max_episode_steps={args.chunk * args.chunks}",
+            f"env.train.max_steps_per_rollout_epoch={args.chunk * args.chunks}",
             "env.train.auto_reset=true",
             f"actor.micro_batch_size={args.envs}",
             f"actor.global_batch_size={args.envs}",
@@ -131,7 +130,8 @@ def started(
 
 def play(runner: Runner, step: int) -> tuple[float, float, float]:
     """One rollout: its seconds, those the simulators took and those the policy took."""
-    chunks = runner.cfg.env.train.max_steps_per_rollout_epoch // CHUNK
+    cfg = runner.cfg
+    chunks = cfg.env.train.max_steps_per_rollout_epoch // cfg.actor.model.num_action_chunks
     runner.usage()
     with runner.timed("rollout"):
         runner.cluster.get(
@@ -172,7 +172,7 @@ def run(args: argparse.Namespace) -> list[Setting]:
         denoise = args.denoise or balanced_steps(args, cores)
         size = "small" if args.device == "cuda" else "compact"
         load = " ".join(f"{x:.1f}" for x in os.getloadavg())
-        print(f"{args.env}, {args.envs} envs, {args.chunks} chunks of {CHUNK} actions")
+        print(f"{args.env}, {args.envs} envs, {args.chunks} chunks of {args.chunk} actions")
         print(f"{size} π0, H={HORIZON}, N={denoise}, torch {torch.__version__} on {args.device}")
         held = f"held: policy on {len(cores.policy)}, simulators on {len(cores.simulators)}"
         print(f"{len(cores.all)} cores, load {load}; {held}")
@@ -201,11 +201,11 @@ def speedup(slow: Setting, fast: Setting) -> float:
     return statistics.median(a / b for a, b in zip(slow.seconds, fast.seconds, strict=True))
 
 
-def report(settings: Sequence[Setting], envs: int, chunks: int, at_least: float) -> float:
+def report(settings: Sequence[Setting], env_steps: int, at_least: float) -> float:
     """Print the table and the ratio, which is returned."""
     print(f"{'':42}{'rollout s':>10}{'env':>7}{'policy':>8}{'env-steps/s':>13}")
     for s in settings:
-        rate = CHUNK * envs * chunks / s.median
+        rate = env_steps / s.median
         print(f"{s.name:42}{s.median:>10.3f}{s.share(s.env):>7.0%}{s.share(s.policy):>8.0%}{rate:>13.0f}")
     one, two, *free = settings
     best, ratio = min(free, key=lambda s: s.median), speedup(one, two)
@@ -219,12 +219,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--env", choices=sorted(RECIPES), default="metaworld", help="toy costs nothing to simulate")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--envs", type=int, help="default 48, with cuda 128")
+    parser.add_argument("--chunk", type=int, help="actions executed per call; default 5, with cuda 25")
     parser.add_argument("--chunks", type=int, default=16, help="per rollout")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--denoise", type=int, default=0, help="denoising steps; 0 balances simulators and policy")
     parser.add_argument("--at-least", type=float, help="fail below this ratio")
     args = parser.parse_args(arguments)
     args.envs = args.envs or {"cpu": 48, "cuda": 128}[args.device]
+    args.chunk = args.chunk or {"cpu": 5, "cuda": 25}[args.device]
     args.at_least = AT_LEAST[args.device] if args.at_least is None else args.at_least
     return args
 
@@ -233,7 +235,7 @@ def main(arguments: Sequence[str]) -> None:
     args = parse(arguments)
     if args.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if report(run(args), args.envs, args.chunks, args.at_least) < args.at_least:
+    if report(run(args), args.envs * args.chunks * args.chunk, args.at_least) < args.at_least:
         raise SystemExit("slower than promised")
 
 

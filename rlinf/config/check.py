@@ -39,6 +39,8 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         sft = cfg.sft
         counts = {"steps": sft.steps, "batch_size": sft.batch_size, "noise_draws": sft.noise_draws}
         _check_positive("sft", **counts, log_interval=sft.log_interval, eval_trials=sft.eval_trials)
+        if sft.state_loss < 0:
+            raise UserError(f"sft.state_loss={sft.state_loss} must be 0 (none) or a weight above 0")
     if purpose == "collect":
         _check_ids("env.train", cfg.env.train, "demo")
         return

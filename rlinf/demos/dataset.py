@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from PIL import Image
 
 from rlinf.data.noise import generator
 from rlinf.data.types import Observation
-from rlinf.demos.writer import ACTION, MAIN_IMAGE, STATE, VERSION
+from rlinf.demos.writer import ACTION, MAIN_IMAGE, PRIVILEGED, STATE, VERSION
 from rlinf.errors import UserError
 
 Tensor = torch.Tensor
 CACHE_BYTES = 1 << 30  # decoded images are kept while they fit, else decoded batch by batch
+PIECE = 256  # frames decoded at a time
 
 
 class DemoDataset:
@@ -35,8 +36,9 @@ class DemoDataset:
 
     actions: Tensor  # f32 [M, A]
     states: Tensor | None  # f32 [M, S]
+    privileged: Tensor | None  # f32 [M, K - 1] what the simulator knew, for `sft.state_loss`
 
-    def __init__(self, folder: Path | str, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.info = self._read_info()
         self.cameras = _order_cameras(self.info["features"])
@@ -45,6 +47,7 @@ class DemoDataset:
         table = self._read_frames()
         self.actions = _matrix(table, ACTION)
         self.states = _matrix(table, STATE) if STATE in self.info["features"] else None
+        self.privileged = _matrix(table, PRIVILEGED) if PRIVILEGED in self.info["features"] else None
         tasks = pq.read_table(self.folder / "meta/tasks.parquet")
         sentences = tasks.column(next(n for n in tasks.column_names if n != "task_index")).to_pylist()
         self.tasks: list[str] = [s for _, s in sorted(zip(tasks["task_index"].to_pylist(), sentences, strict=True))]
@@ -54,12 +57,25 @@ class DemoDataset:
         last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))  # last frame of each episode
         self._last_of = last[np.searchsorted(last, np.arange(len(episode)))]  # [M]
         self._png = {name: table[name].combine_chunks().field("bytes") for name in self.cameras}
-        sizes = (np.prod(self.info["features"][n]["shape"]) for n in self.cameras)
-        fits = len(self) * sum(sizes) <= cache_bytes
-        self._decoded = {n: self._decode(n, range(len(self))) for n in self.cameras} if fits else {}
+        self._decoded: dict[str, Tensor] = {}  # u8 [M, H, W, 3] of every camera, once `keep` was called
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    def keep(
+        self,
+        device: torch.device,
+        resize: Callable[[Tensor], Tensor] = lambda images: images,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """Decode all images once and hold them, as large as they will be looked at, where they will; if they fit."""
+        one = sum(resize(self._decode(name, [0])).nbytes for name in self.cameras)
+        if one * len(self) > cache_bytes:
+            return
+        pieces = [range(i, min(i + PIECE, len(self))) for i in range(0, len(self), PIECE)]
+        for name in self.cameras:
+            self._decoded[name] = torch.cat([resize(self._decode(name, rows)).to(device) for rows in pieces])
 
     def observation(self, rows: Sequence[int]) -> Observation:
         """What was seen at those frames."""
@@ -102,7 +118,7 @@ class DemoDataset:
 
     def _read_frames(self) -> pa.Table:
         columns = [*self.cameras, ACTION, "task_index", "episode_index"]
-        columns += [STATE] if STATE in self.info["features"] else []
+        columns += [name for name in (STATE, PRIVILEGED) if name in self.info["features"]]
         files = sorted((self.folder / "data").glob("chunk-*/file-*.parquet"))
         table = pa.concat_tables(pq.read_table(file, columns=columns, memory_map=True) for file in files)
         if len(table) != self.info["total_frames"]:

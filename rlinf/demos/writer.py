@@ -25,6 +25,7 @@ VERSION = "v3.0"
 MAIN_IMAGE = "observation.images.main"
 WRIST_IMAGE = "observation.images.wrist_{}"
 STATE, ACTION = "observation.state", "action"
+PRIVILEGED = "observation.environment_state"  # LeRobot's name for what a camera does not show
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 FILE_BYTES = 100 << 20  # a data file is closed once it is this large
 MAX_FILES_PER_CHUNK = 1000
@@ -68,6 +69,7 @@ class DatasetWriter:
         states: Array | None,  # f32 [T, S]
         actions: Array,  # f32 [T, A]
         task: str,
+        critic_states: Array | None = None,  # f32 [T, K - 1]
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Append one episode; `extra` become columns of its row in meta/episodes."""
@@ -76,6 +78,9 @@ class DatasetWriter:
         if STATE in self._features:
             assert states is not None
             numbers[STATE] = states
+        if PRIVILEGED in self._features:
+            assert critic_states is not None
+            numbers[PRIVILEGED] = critic_states
         cameras = {MAIN_IMAGE: images}
         for i in range(self.spec.num_wrist_images):
             assert wrist_images is not None
@@ -180,6 +185,9 @@ def features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
     if spec.state_dim:
         names = [f"state_{i}" for i in range(spec.state_dim)]
         out[STATE] = {"dtype": "float32", "shape": [spec.state_dim], "names": names}
+    if spec.critic_state_dim:
+        names = [f"privileged_{i}" for i in range(spec.critic_state_dim - 1)]
+        out[PRIVILEGED] = {"dtype": "float32", "shape": [len(names)], "names": names}
     out[ACTION] = {"dtype": "float32", "shape": [spec.action_dim], "names": list(spec.action_names)}
     out["timestamp"] = index("float32")
     return out | {name: index("int64") for name in ("frame_index", "episode_index", "index", "task_index")}
@@ -255,7 +263,7 @@ def _schema(names: Mapping[str, dict[str, Any]]) -> pa.Schema:
             continue
         value = {"dtype": dtype, "_type": "Value"}
         kind = pa.float32() if dtype == "float32" else pa.int64()
-        if name in (STATE, ACTION):
+        if name in (STATE, PRIVILEGED, ACTION):
             fields.append(pa.field(name, pa.list_(kind, length)))
             described[name] = {"feature": value, "length": length, "_type": "List"}
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, Self
 
@@ -13,6 +13,8 @@ from torch import nn
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.models.config import ModelConfig, PolicySpec
+
+SeenLoss = Callable[[torch.Tensor], torch.Tensor]  # of the mean image token f32 [B, W]
 
 
 class Policy(nn.Module):
@@ -47,12 +49,30 @@ class Policy(nn.Module):
         """Critic value f32 [B, V] without sampling an action; no gradients."""
         raise NotImplementedError
 
-    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise, draws: int = 1) -> torch.Tensor:
+    def sft_loss(
+        self,
+        obs: Observation,
+        actions: torch.Tensor,
+        *,
+        noise: Noise,
+        draws: int = 1,
+        seen: SeenLoss | None = None,
+    ) -> torch.Tensor:
         """Imitation loss, a scalar with gradients, for expert action chunks f32 [B, C, A] in env units.
 
-        A model that adds noise to its targets averages over `draws` draws per row.
+        A model that adds noise to its targets averages over `draws` draws per row. `seen` is a further loss of the mean
+        image token f32 [B, W] where the policy has an `image_width`.
         """
         raise NotImplementedError
+
+    def resize_images(self, images: torch.Tensor) -> torch.Tensor:
+        """u8 [B, H, W, 3] in the size this policy looks at, if that is all that changes; imitation does it once."""
+        return images
+
+    @property
+    def image_width(self) -> int | None:
+        """W of the image tokens that `sft_loss` shows to `seen`; None if it shows none."""
+        return None
 
     def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
         """Set the normalisation statistics from data (states [M, S], actions [M, A]); saved beside the weights."""

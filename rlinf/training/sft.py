@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from rlinf.config.schema import Config, SftConfig
 from rlinf.data.noise import Noise
@@ -69,6 +70,9 @@ def train_sft(
     model = cfg.actor.model
     with _work_folder(output) as work:
         policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
+        if sft.state_loss:
+            _check_state_loss(sft, data, policy)
+        data.keep(device, policy.resize_images)
         policy.fit_statistics(data.states, data.actions)
         with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
@@ -86,13 +90,54 @@ def train_sft(
     return output
 
 
+def _check_state_loss(sft: SftConfig, data: DemoDataset, policy: Policy) -> None:
+    """It needs something to tell and somebody who sees."""
+    if data.privileged is None:
+        raise UserError(
+            f"sft.state_loss={sft.state_loss} needs the simulator's state, which sft.dataset={sft.dataset} does not "
+            "hold: collect it again with `rlinf collect`, or set sft.state_loss=0"
+        )
+    if not _moving(data.privileged).any():
+        raise UserError(f"sft.state_loss={sft.state_loss}: the simulator's state never changes in {sft.dataset}")
+    if policy.image_width is None:
+        raise UserError(f"sft.state_loss={sft.state_loss} must be 0: only openpi policies that learn to see take it")
+
+
+def _moving(states: torch.Tensor) -> torch.Tensor:
+    """Columns bool [K] that say something: those that change."""
+    return states.std(0) > 1e-4
+
+
+class _Readout(nn.Module):
+    """What the image tokens are made to tell: the simulator's privileged state, by a linear layer."""
+
+    def __init__(self, width: int, states: torch.Tensor, device: torch.device) -> None:
+        super().__init__()
+        states = states[:, _moving(states)]
+        self.targets = ((states - states.mean(0)) / states.std(0)).to(device)  # f32 [M, columns]
+        self.linear = nn.Linear(width, self.targets.shape[1], device=device)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def loss(self, seen: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Mean squared error of the normalised columns, of mean image tokens [B, W] at those frames."""
+        return (self.linear(seen) - self.targets[rows]).square().mean()
+
+
 class _Trainer:
     """AdamW with linear warm-up on a dataset."""
 
     def __init__(self, policy: Policy, data: DemoDataset, cfg: Config) -> None:
         self.policy, self.data, self.cfg = policy, data, cfg
         self.params = [p for _, p in policy.trainable_parameters()]
-        self.optimizer = MasterAdamW([{"params": self.params}], lr=cfg.sft.lr, weight_decay=cfg.sft.weight_decay)
+        groups = [{"params": self.params}]
+        self.readout: _Readout | None = None
+        if cfg.sft.state_loss:
+            assert data.privileged is not None
+            assert policy.image_width is not None
+            self.readout = _Readout(policy.image_width, data.privileged, self.params[0].device)
+            groups.append({"params": list(self.readout.parameters())})
+        self.optimizer = MasterAdamW(groups, lr=cfg.sft.lr, weight_decay=cfg.sft.weight_decay)
         self.batches = data.row_batches(cfg.sft.batch_size, seed=cfg.runner.seed)
 
     def step(self, step: int) -> dict[str, float]:
@@ -114,12 +159,15 @@ class _Trainer:
 
     def _loss(self, rows: list[int], step: int) -> torch.Tensor:
         """Mean imitation loss of a batch; every sample meets `noise_draws` draws of (noise, time)."""
-        cfg, device = self.cfg, self.params[0].device
+        cfg, device, readout = self.cfg, self.params[0].device, self.readout
         obs, actions = self.data.batch(rows, self.policy.spec.num_action_chunks)
         noise = Noise(
             seed=cfg.runner.seed, at=Moment(step, 0, 0), env_ids=range(len(rows)), device=device, stream="sft"
         )
-        return self.policy.sft_loss(obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws)
+        seen = None if readout is None else (lambda tokens: cfg.sft.state_loss * readout.loss(tokens, rows))
+        return self.policy.sft_loss(
+            obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws, seen=seen
+        )
 
 
 class _Examiner:

@@ -303,11 +303,16 @@ def test_counts_that_must_be_positive(purpose: Purpose, setting: str) -> None:
         load_config("quickstart", [setting], purpose=purpose, devices=[0])
 
 
+def test_state_loss_is_a_weight() -> None:
+    with pytest.raises(UserError, match=r"^sft.state_loss=-1.0 must be 0 \(none\) or a weight above 0$"):
+        load_config("quickstart", ["sft.state_loss=-1.0"], purpose="sft", devices=[0])
+
+
 @pytest.mark.parametrize(("purpose", "split"), [("train", "train"), ("collect", "demo")])
-@pytest.mark.parametrize("setting", ["obj_set=test", "id=ood"])
-def test_nothing_is_learnt_from_held_out_ids(purpose: Purpose, split: str, setting: str) -> None:
+@pytest.mark.parametrize("settings", [("id=PutOnPlateInScene25Main-v3", "obj_set=test"), ("id=ood",)])
+def test_nothing_is_learnt_from_held_out_ids(purpose: Purpose, split: str, settings: tuple[str, ...]) -> None:
     with pytest.raises(UserError, match=rf"^env.train.init_params: suite .* none to learn from \({split}\)"):
-        load_config("maniskill_ppo_compact", [f"env.train.init_params.{setting}"], purpose=purpose)
+        load_config("maniskill_ppo_compact", [f"env.train.init_params.{s}" for s in settings], purpose=purpose)
 
 
 def test_a_mistake_that_the_evaluation_inherits_is_named_where_it_was_made() -> None:

@@ -14,6 +14,7 @@ import pytest
 from rlinf.config.schema import ActorConfig, CollectConfig, Config, EnvConfig, EnvGroupConfig, RunnerConfig
 from rlinf.demos.collect import collect_demos
 from rlinf.demos.dataset import DemoDataset
+from rlinf.envs.sim import toy
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
@@ -70,6 +71,24 @@ def test_labels_are_clean_and_clipped(tmp_path: Path) -> None:
     moves = (data.states[1:] - data.states[:-1]) / 0.2
     same = data._last_of[1:] == data._last_of[:-1]  # consecutive frames of one episode
     assert float((moves - data.actions[:-1])[same].abs().max()) > 0.05  # what was executed was noisy
+
+
+def test_every_frame_holds_what_the_simulator_knew(tmp_path: Path) -> None:
+    """Without noise the labels are what was executed, so a second world can be walked through the same frames."""
+    cfg = config(tmp_path, action_noise=0.0)
+    folder = collect_demos(cfg, on_progress=lambda line: None)
+    data, table, spec = DemoDataset(folder), rows(folder), env_spec(cfg.env.train)
+    assert data.privileged is not None
+    assert data.privileged.shape == (len(data), spec.critic_state_dim - 1)
+    known, world = [], toy.Scene(toy.Options())
+    for reset_id, first, end in zip(
+        table["reset_id"], table["dataset_from_index"], table["dataset_to_index"], strict=True
+    ):
+        world.reset(reset_id)
+        for action in data.actions[first:end].numpy():
+            known.append(world.observe()["critic_state"])
+            world.step_chunk(action[None], stop_on_success=True, record=False)
+    assert np.array_equal(data.privileged.numpy(), np.stack(known))
 
 
 def test_failures_are_dropped_and_replaced(tmp_path: Path) -> None:

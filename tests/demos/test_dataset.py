@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from rlinf.demos.dataset import DemoDataset
-from rlinf.demos.writer import DatasetWriter
+from rlinf.demos.writer import PRIVILEGED, DatasetWriter
 from rlinf.envs.sim.base import EnvSpec
 from rlinf.errors import UserError
 
@@ -62,8 +63,27 @@ def test_reads_back_what_was_written(folder: Path, episodes: list[dict[str, np.n
         assert np.array_equal(got.numpy(), np.concatenate([e[key] for e in episodes])), key
     assert np.array_equal(data.actions.numpy(), np.concatenate([e["actions"] for e in episodes]))
     assert obs.task_descriptions == ["push"] * 4 + ["pull"] * 3 + ["push"] * 6
-    decoded_late = DemoDataset(folder, cache_bytes=0).observation([12, 0])
-    assert torch.equal(decoded_late.images, obs.images[[12, 0]])
+    for limit in (0, 1 << 20):
+        data.keep(torch.device("cpu"), lambda images: images[:, ::2], cache_bytes=limit)
+        assert torch.equal(data.observation([12, 0]).images, obs.images[[12, 0]][:, :: 2 if limit else 1])
+
+
+def test_the_simulators_state_is_read_back(tmp_path: Path, folder: Path) -> None:
+    spec, rng = replace(SPEC, critic_state_dim=4), np.random.default_rng(7)  # the share of the episode is not kept
+    known = [rng.standard_normal((length, 3)).astype(np.float32) for length in (4, 2)]
+    with DatasetWriter(tmp_path / "privileged", spec) as writer:
+        for i, critic_states in enumerate(known):
+            writer.add(**episode(i, len(critic_states)), critic_states=critic_states, task="push")
+    data = DemoDataset(tmp_path / "privileged")
+    assert data.privileged is not None
+    assert np.array_equal(data.privileged.numpy(), np.concatenate(known))
+    names = ["privileged_0", "privileged_1", "privileged_2"]
+    assert data.info["features"][PRIVILEGED] == {"dtype": "float32", "shape": [3], "names": names}
+    stats = json.loads((tmp_path / "privileged/meta/stats.json").read_text())
+    assert stats[PRIVILEGED]["mean"] == pytest.approx(np.concatenate(known).mean(0).tolist(), abs=1e-6)
+    without = DemoDataset(folder)  # of a simulator that tells nothing, or written before states were kept
+    assert PRIVILEGED not in without.info["features"]
+    assert without.privileged is None
 
 
 def test_chunks_repeat_the_last_action_at_the_end(folder: Path) -> None:

@@ -98,5 +98,5 @@ def test_a_demonstration_is_collected(tmp_path: Path) -> None:
     overrides += ["env.train.num_processes=1", "env.train.init_params.image_size=32"]
     folder = collect_demos(load_config("maniskill_ppo_compact", overrides, purpose="collect", devices=[0]))
     kept = json.loads((folder / "meta/collect.json").read_text())["tasks"]
-    assert kept == {PREFIX + "Main-v3": {"episodes": 1, "attempts": 1}}
+    assert kept == {PREFIX + "Single-v1": {"episodes": 1, "attempts": 1}}
     assert json.loads((folder / "meta/info.json").read_text())["total_frames"] < 60

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from rlinf.models.nn import fused
-from rlinf.models.nn.graphs import Recorder
+from rlinf.models.nn.graphs import GradientRecorder, Recorder
 from rlinf.models.nn.packed import Packed, pack
 
 gpu = pytest.mark.gpu
@@ -61,6 +63,7 @@ def test_kernels_equal_their_formulas(case, dtype, monkeypatch):
         with torch.no_grad():
             return [*outs, *call()], list(grads)
 
+    monkeypatch.setattr(fused, "LAUNCH_BOUND", 0)
     fast, fast_grads = run()
     monkeypatch.setattr(fused, "has_kernels", lambda: False)
     plain, plain_grads = run()
@@ -211,3 +214,72 @@ def test_recorder_replays_follows_weights_and_records_anew_when_they_move():
         layer.weight.data = layer.weight.data.clone() * 3.0
         torch.testing.assert_close(recorder({"x": x}, k=2)["y"], layer(x) * 2)
         assert len(calls) > recorded
+
+
+def test_gradient_recorder_calls_the_function_itself_on_a_cpu():
+    layer, calls = nn.Linear(4, 2), []
+
+    def function(given):
+        calls.append(sorted(given))
+        return (layer(given["x"]).square().mean(),)
+
+    recorder, x = GradientRecorder(function, layer, enabled=True), randn(3, 4)
+    (loss,) = recorder({"x": x, "absent": None})
+    assert calls == [["x"]]
+    loss.backward()
+    want = 2 * layer(x).T @ x / 6  # d mean(y²) / d W
+    torch.testing.assert_close(layer.weight.grad, want)
+    twin = copy.deepcopy(recorder)
+    assert twin.module is not layer
+    assert (twin.enabled, twin.limit) == (True, 2)
+
+
+@gpu
+def test_gradient_recorder_gives_the_losses_and_gradients_of_the_direct_call():
+    net, calls = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).cuda(), []
+    net.register_parameter("unused", nn.Parameter(torch.ones(1, device="cuda")))
+
+    def function(given):
+        calls.append(1)
+        y = net(given["x"])
+        return (y - given["want"]).square().mean(), y.mean(1)
+
+    def run(call, rows: int, seed: int, *, both: bool = True) -> list[torch.Tensor | None]:
+        """Outputs, and the gradients of a loss made outside, of the first or of both; copies, as replays overwrite."""
+        net.zero_grad(set_to_none=True)
+        draw = torch.Generator().manual_seed(seed)
+        given = {name: torch.randn(rows, n, generator=draw).cuda() for name, n in (("x", 4), ("want", 2))}
+        loss, features = call(given | {"absent": None} if call is recorder else given)
+        (loss + 3 * features.square().sum() if both else loss).backward()
+        grads = [p.grad if p.grad is None else p.grad.clone() for p in net.parameters()]
+        return [loss.detach().clone(), features.detach().clone(), *grads]
+
+    def compare(rows: int, seed: int, *, both: bool = True) -> list[torch.Tensor | None]:
+        fast = run(recorder, rows, seed, both=both)
+        for a, b in zip(fast, run(function, rows, seed, both=both), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
+        return fast
+
+    recorder = GradientRecorder(function, net, enabled=True, limit=2)
+    first = compare(3, seed=0)
+    calls.clear()
+    assert not torch.equal(first[-1], compare(3, seed=1)[-1])
+    compare(3, seed=1, both=False)  # the second output gets no gradient
+    with torch.no_grad():
+        net[0].weight.mul_(2.0)  # an optimiser step
+    assert not torch.equal(first[-1], compare(3, seed=0)[-1])
+    assert len(calls) == 3  # of the direct calls: replays run no Python
+    compare(5, seed=0)
+    calls.clear()
+    compare(7, seed=0)  # beyond the limit
+    assert len(calls) == 2
+    compare(5, seed=1)
+    compare(3, seed=0)  # the others are still replayed
+    assert len(calls) == 4
+    net[0].weight.data = net[0].weight.data.clone() * 0.5  # moved: recorded anew
+    compare(7, seed=0)
+    calls.clear()
+    compare(7, seed=1)
+    assert len(calls) == 1

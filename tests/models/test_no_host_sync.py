@@ -1,4 +1,4 @@
-"""What a GPU records must never wait for the device: nothing inside a policy's act function may go to the host.
+"""What a GPU records must never wait for the device: nothing inside a policy's recorded functions may go to the host.
 
 Copies of whole tensors cannot be told apart on a CPU; benchmarks/models.py looks for these on a GPU.
 """
@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, Observation
 from rlinf.models.config import ModelConfig, PolicySpec, available_models, find_config
-from rlinf.models.nn.graphs import Recorder
+from rlinf.models.nn.graphs import GradientRecorder, Recorder
 from rlinf.models.policy import find_policy
 
 aten = torch.ops.aten
 CASES = {f"{name}-{i}": cfg for name in available_models() for i, cfg in enumerate(find_config(name).examples())}
+RECORDS_IMITATION = {name: cfg for name, cfg in CASES.items() if cfg.model_type == "openpi"}
 PROMPTS = ["push the red button", "open it", "put the small blue block on the shelf"]
 # Ops that read a value or whose output's shape depends on one, and tensors made from the host's numbers.
 WAITS = (
@@ -80,6 +81,28 @@ def test_acting_reads_nothing_back(cfg: ModelConfig, rows: int):
             again = function(given, **options)
         assert again.keys() == seen.keys()
         assert all(torch.equal(again[name], seen[name]) for name in seen)
+
+
+@pytest.mark.parametrize("cfg", RECORDS_IMITATION.values(), ids=RECORDS_IMITATION)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_imitating_reads_nothing_back(cfg: ModelConfig, rows: int):
+    policy = find_policy(cfg.model_type).build(cfg, torch.device("cpu"))
+    recorder = next(value for value in vars(policy).values() if isinstance(value, GradientRecorder))
+    function, calls = recorder.function, []
+
+    def watched(given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        calls.append((given, function(given)))
+        return calls[-1][1]
+
+    recorder.function = watched
+    noise = Noise(seed=0, at=Moment(0, 0, 0), env_ids=range(rows))
+    actions = torch.zeros(rows, policy.spec.num_action_chunks, policy.spec.action_dim)
+    policy.sft_loss(observation(policy.spec, rows), actions, noise=noise, draws=2).backward()
+    ((given, seen),) = calls
+    with NoHostSync():
+        again = function(given)
+        again[0].backward()
+    assert all(torch.equal(a, b) for a, b in zip(again, seen, strict=True))
 
 
 @pytest.mark.parametrize(

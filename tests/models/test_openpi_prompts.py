@@ -45,3 +45,26 @@ def test_padding_and_cutting():
     with pytest.warns(UserWarning, match="prompt cut from"):
         _, valid = tokenizer(["take the red block and rotate it to the right"])
     assert valid.all()
+
+
+def test_a_batch_is_its_texts_one_at_a_time():
+    tokenizer = load_tokenizer(BUNDLED, max_len=24, vocab_size=SMALL_VOCAB)
+    texts = [PROMPTS[i] for i in (1, 0, 1, 1, 2, 0)]
+    tokens, valid = tokenizer(texts)
+    alone = [tokenizer([text]) for text in texts]
+    assert torch.equal(tokens, torch.cat([t for t, _ in alone]))
+    assert torch.equal(valid, torch.cat([v for _, v in alone]))
+    assert [len(set(map(tuple, tokens[[i, j]].tolist()))) for i, j in ((0, 2), (1, 5), (0, 1))] == [1, 1, 2]
+    states = torch.tensor([[0.0], [0.5], [-0.5], [0.5]])  # part of the prompt: rows of one text differ
+    tokens, valid = tokenizer(["go"] * 4, states)
+    alone = [tokenizer(["go"], state[None]) for state in states]
+    assert torch.equal(tokens, torch.cat([t for t, _ in alone]))
+    assert torch.equal(valid, torch.cat([v for _, v in alone]))
+    assert len(set(map(tuple, tokens.tolist()))) == 3
+
+
+def test_a_repeated_text_that_is_cut_is_said_once():
+    tokenizer = load_tokenizer(BUNDLED, max_len=4, vocab_size=SMALL_VOCAB)
+    with pytest.warns(UserWarning, match="prompt cut from") as said:
+        tokenizer([PROMPTS[2]] * 3)
+    assert len(said) == 1

@@ -46,6 +46,39 @@ def test_loss_is_the_flow_matching_error(name):
     assert got.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["pi0_metaworld", "pi0_aloha_robotwin"])  # one camera, several
+def test_a_further_loss_reads_the_mean_image_token_and_teaches_the_eyes(name):
+    cfg = config(name)
+    policy = build(cfg)
+    obs, actions = observation(cfg), torch.randn(6, 3, cfg.action_dim)
+    given = torch.randn(6, policy.image_width)
+    named = {n: p for n, p in policy.named_parameters() if not n.startswith("value_head")}
+
+    def gradients(loss: torch.Tensor) -> dict[str, torch.Tensor]:
+        grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(named, grads, strict=True))
+
+    def teach(tokens: torch.Tensor) -> torch.Tensor:
+        assert (tokens.shape, tokens.dtype) == (given.shape, torch.float32)
+        return (tokens - given).square().mean()
+
+    plain = policy.sft_loss(obs, actions, noise=noise(), draws=2)
+    both = policy.sft_loss(obs, actions, noise=noise(), draws=2, seen=teach)
+    further = teach(policy.net.embed_images(policy.processor.encode(obs).images).mean(1))
+    assert both.item() == pytest.approx(plain.item() + further.item(), rel=1e-6)
+    plain_grads, both_grads, further_grads = gradients(plain), gradients(both), gradients(further)
+    eyes = {n for n in named if "vision_tower" in n or "multi_modal_projector" in n}
+    assert {n for n, g in further_grads.items() if g.any()} <= eyes
+    assert all(further_grads[n].norm() > 0 for n in eyes if n.endswith("weight"))
+    for n in named:
+        torch.testing.assert_close(both_grads[n], plain_grads[n] + further_grads[n], msg=n)
+
+
+def test_only_those_that_learn_to_see_show_their_image_tokens():
+    assert build(config(train_expert_only=False)).image_width == 64
+    assert build(config(train_expert_only=True)).image_width is None
+
+
 def test_only_the_expert_learns_when_told():
     cfg = config(train_expert_only=True)
     policy = build(cfg)

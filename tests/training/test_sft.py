@@ -19,7 +19,7 @@ from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.sim.base import EnvSpec
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec
-from rlinf.models.policy import Policy
+from rlinf.models.policy import Policy, SeenLoss
 from rlinf.training import sft
 from rlinf.training.sft import train_sft
 
@@ -46,7 +46,16 @@ class LinearPolicy(Policy):
     def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
         self.scale = actions.std(0)
 
-    def sft_loss(self, obs: Observation, actions: torch.Tensor, *, noise: Noise, draws: int = 1) -> torch.Tensor:
+    def sft_loss(
+        self,
+        obs: Observation,
+        actions: torch.Tensor,
+        *,
+        noise: Noise,
+        draws: int = 1,
+        seen: SeenLoss | None = None,
+    ) -> torch.Tensor:
+        assert seen is None  # a policy without an image width is never asked
         states = obs.states[:, None] + 1e-3 * noise.normal((draws, 2))  # [B, draws, 2]
         wanted = (actions / self.scale).flatten(1)[:, None]
         return ((self.linear(states) - wanted) ** 2).mean()

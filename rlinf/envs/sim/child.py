@@ -125,6 +125,8 @@ class Worker:
             arrays["demo_images"][i], arrays["demo_states"][i] = seen["images"], seen["states"]
             if seen["wrist_images"] is not None:
                 arrays["demo_wrist_images"][i] = seen["wrist_images"]
+            if "demo_critic_states" in arrays:
+                arrays["demo_critic_states"][i] = seen["critic_state"]
             arrays["demo_labels"][i], arrays["demo_actions"][i] = label, executed
             result = sim.step_chunk(executed[None], stop_on_success=True, record=False)
             if result.success.any():

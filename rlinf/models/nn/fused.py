@@ -1,7 +1,7 @@
 """Chains of elementwise work between matrix products: plain torch formulas, each one kernel on a GPU.
 
 The kernels (see `kernels`) compute in fp32 and round once. Gradients are always those of the plain formula, taken when
-the backward pass needs them, so only the inputs are kept.
+the backward pass needs them, so only the inputs are kept; small fp32 networks, where launches cost most, keep it all.
 
 Letters: B rows, S tokens, W width, G key/value heads, R query heads per group, E head width.
 """
@@ -21,6 +21,7 @@ from torch.utils._triton import has_triton
 
 Tensor = torch.Tensor
 FEW_ROWS = 128  # queries per head for which `attend` has its own kernel
+LAUNCH_BOUND = 1 << 23  # elements of x: up to here a formula's gradient costs less to keep than to compute anew
 
 
 class Residual(NamedTuple):
@@ -169,6 +170,8 @@ def _run(name: str, formula: Callable[..., Any], x: Tensor, *more: Any) -> Any:
     if not _kernels_for(x):
         return formula(x, *more)
     if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in (x, *more)):
+        if x.dtype == torch.float32 and x.numel() <= LAUNCH_BOUND:  # bf16 would round elsewhere than when acting
+            return formula(x, *more)
         return _WithGradient.apply(_kernel(name), formula, x, *more)
     return _kernel(name)(x, *more)
 

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,8 +47,7 @@ class Recorder:
         self.enabled = enabled
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         self._pool: Any = None
-        self._watched: list[nn.Parameter] = []
-        self._weights = 0
+        self._addresses = _Addresses(module)
         self._lock = threading.Lock()  # rollout ranks of one process are threads that share a policy
 
     def __call__(self, inputs: dict[str, Tensor | None], **options: Hashable) -> Tensors:
@@ -59,8 +58,9 @@ class Recorder:
             return self._replayed(given, options)
 
     def _replayed(self, given: Tensors, options: dict[str, Hashable]) -> Tensors:
-        self._forget_if_moved()
-        key = (tuple((n, t.shape, t.dtype) for n, t in given.items()), tuple(options.items()))
+        if self._addresses.changed():
+            self.clear()
+        key = (_shapes(given), tuple(options.items()))
         recording = self._recordings.pop(key, None) or self._record(given, options)
         self._recordings[key] = recording  # newest last
         self._forget_oldest()
@@ -103,11 +103,74 @@ class Recorder:
             self._recordings.popitem(last=False)
             sizes.pop(0)
 
-    def _forget_if_moved(self) -> None:
+
+class GradientRecorder:
+    """Calls `function(inputs) -> outputs` directly on the CPU; on a GPU its forward and backward pass are replayed.
+
+    The function's outputs have gradients for the parameters of `module`. It must be pure, must not wait for the device,
+    and gets everything random as input. For launches that cost more than the work; shapes beyond the first few, each of
+    which holds its activations, are computed directly. Outputs and gradients are overwritten by
+    the next call: use them before.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensors], tuple[Tensor, ...]], module: nn.Module, *, enabled: bool, limit: int = 2
+    ) -> None:
+        self.function, self.module, self.enabled, self.limit = function, module, enabled, limit
+        self._recordings: dict[Hashable, Callable[..., tuple[Tensor, ...]]] = {}
+        self._addresses = _Addresses(module)
+
+    def __call__(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, ...]:
+        given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+        if not (self.enabled and torch.is_grad_enabled() and next(iter(given.values())).is_cuda):
+            return self.function(given)
+        if self._addresses.changed():
+            self._recordings.clear()
+        key = _shapes(given)
+        if key not in self._recordings:
+            if len(self._recordings) == self.limit:
+                return self.function(given)
+            samples = tuple(tensor.clone() for tensor in given.values())
+            function = _Recorded(self.function, self.module, tuple(given))
+            recorded = torch.cuda.make_graphed_callables(function, samples, allow_unused_input=True)
+            self._recordings[key] = cast(Callable[..., tuple[Tensor, ...]], recorded)
+        return self._recordings[key](*given.values())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GradientRecorder:
+        """For a copy of the module; recordings stay here."""
+        function, module = copy.deepcopy(self.function, memo), copy.deepcopy(self.module, memo)
+        return GradientRecorder(function, module, enabled=self.enabled, limit=self.limit)
+
+
+class _Recorded(nn.Module):
+    """A function of named tensors as torch records it: a module, whose parameters get gradients, and arguments."""
+
+    def __init__(
+        self, function: Callable[[Tensors], tuple[Tensor, ...]], module: nn.Module, names: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        self.function, self.module, self.names = function, module, names
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self.function(dict(zip(self.names, tensors, strict=True)))
+
+
+class _Addresses:
+    """Notices when the weights of a module have been moved, which recordings do not survive."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._watched: list[nn.Parameter] = []
+        self._found = 0
+
+    def changed(self) -> bool:
+        """Whether the weights lie elsewhere than at the last call; they do at the first."""
         if not self._watched:
-            parameters = list(self.module.parameters())
+            parameters = list(self._module.parameters())
             self._watched = parameters[:: 1 + len(parameters) // 32]  # weights move together: a sample tells
-        weights = hash(tuple([p.data_ptr() for p in self._watched]))
-        if weights != self._weights:
-            self.clear()
-            self._weights = weights
+        before, self._found = self._found, hash(tuple([p.data_ptr() for p in self._watched]))
+        return before != self._found
+
+
+def _shapes(given: Tensors) -> Hashable:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in given.items())

@@ -43,6 +43,7 @@ class Prefix:
     valid: Tensor | None  # bool [B, P]; None when every token counts
     frame: Frame  # the suffix's positions and mask, the same at every denoising step
     output: Tensor | None = None  # [B, P, vlm width], when asked for
+    seen: Tensor | None = None  # [B, image tokens, vlm width] as the images were embedded
 
     def lengths(self) -> Tensor:
         """Valid tokens per row i64 [B]."""
@@ -169,7 +170,8 @@ class PiNet(nn.Module):
         """
         b, n = images.shape[:2]
         room = 0 if torch.is_grad_enabled() else len(self.suffix_starts())
-        x = torch.cat((self.embed_images(images), self.embed_prompt(tokens)), 1)
+        seen = self.embed_images(images)
+        x = torch.cat((seen, self.embed_prompt(tokens)), 1)
         valid = None
         if token_valid is not None or image_valid is not None:
             image_valid = tokens.new_ones(b, n, dtype=torch.bool) if image_valid is None else image_valid
@@ -181,7 +183,7 @@ class PiNet(nn.Module):
             see = visible(valid, torch.zeros(x.shape[1], device=x.device)) if full_mask else valid[:, None]
             frame = self._parts[2].frame(positions(valid), see, room)
         out, kv = self._parts[2](x, frame, output=output)
-        return self.attach(kv, valid, out)
+        return replace(self.attach(kv, valid, out), seen=seen)
 
     def attach(self, kv: Sequence[KeyValue], valid: Tensor | None, output: Tensor | None = None) -> Prefix:
         """Prepare the suffix's positions and mask for these keys and values."""

@@ -18,9 +18,10 @@ from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.errors import UserError
 from rlinf.models.checkpoint import Rename
 from rlinf.models.config import ModelConfig
+from rlinf.models.images import resize_with_pad
 from rlinf.models.nn.checkpointing import set_checkpointing
 from rlinf.models.nn.gemma import KeyValue
-from rlinf.models.nn.graphs import Recorder
+from rlinf.models.nn.graphs import GradientRecorder, Recorder
 from rlinf.models.nn.packed import pack
 from rlinf.models.openpi import flow, tokenizer
 from rlinf.models.openpi.architecture import VLM, Architecture
@@ -31,6 +32,7 @@ from rlinf.models.openpi.normalize import load_statistics, save_statistics
 from rlinf.models.openpi.processor import Inputs, Processor
 from rlinf.models.openpi.sampler import Sampler
 from rlinf.models.openpi.weights import HEADS, initialize, initialize_value_head, published_names
+from rlinf.models.policy import SeenLoss
 from rlinf.models.pretrained import PretrainedPolicy
 from rlinf.models.saved import read_config_json
 
@@ -80,6 +82,9 @@ class Policy(PretrainedPolicy):
         pack(self.net)
         set_checkpointing(self.net, cfg.gradient_checkpointing)
         self._act = Recorder(self._actions, self, enabled=cfg.cuda_graphs)
+        # Launches cost more than the work in the small sizes only; dropout and recomputation cannot be recorded.
+        plain = cfg.size != "base" and not (cfg.is_lora or cfg.gradient_checkpointing)
+        self._imitate = GradientRecorder(self._imitation, self, enabled=cfg.cuda_graphs and plain)
         self.noise_level = options.noise_level
         self.set_global_step(0)
 
@@ -196,21 +201,48 @@ class Policy(PretrainedPolicy):
         return self._required(self.critic(features, self.pool(prefix), None))
 
     # ------------------------------------------------------------------ imitation
-    def sft_loss(self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1) -> Tensor:
+    def resize_images(self, images: Tensor) -> Tensor:
+        """u8 [B, size, size, 3]"""
+        return resize_with_pad(images, self.arch.image_size)
+
+    @property
+    def image_width(self) -> int | None:
+        """Of the image tokens that `sft_loss` shows; nobody can teach a frozen network to see."""
+        return None if self.cfg.freeze_vlm else self.arch.vlm_width
+
+    def sft_loss(
+        self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1, seen: SeenLoss | None = None
+    ) -> Tensor:
         """Flow matching: mean squared velocity error over real columns, `draws` (noise, time) pairs per sample."""
         inputs = self.processor.encode(obs)
         target = self.processor.encode_actions(actions.to(self.processor.device), inputs.raw_state)
+        tokens, valid = self._trim(inputs)
+        given: dict[str, Tensor | None] = {
+            "images": inputs.images,
+            "tokens": tokens,
+            "valid": valid,
+            "state": inputs.state,
+            "target": target,
+            "eps": noise.normal((draws, *target.shape[1:])),  # [B, draws, H, D]
+            "t": flow.beta_time(noise.uniform((draws,))),  # [B, draws]
+        }
+        loss, features = self._imitate(given)
+        return loss if seen is None else loss + seen(features)
+
+    def _imitation(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Flow matching as a function of tensors, which a GPU records: the loss, and the mean image token [B, W]."""
+        draws, eps, t = given["t"].shape[1], given["eps"].flatten(0, 1), given["t"].flatten()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-            prefix = self._prefix(inputs.images, *self._trim(inputs), output=False)
+            prefix = self._prefix(given["images"], given["tokens"], given.get("valid"), output=False)
+            assert prefix.seen is not None
+            features = prefix.seen.mean(1).float()
             prefix = self.net.repeat(prefix, draws)
-        eps = noise.normal((draws, *target.shape[1:])).flatten(0, 1)  # [B * draws, H, D]
-        t = flow.beta_time(noise.uniform((draws,))).flatten()
-        target = target.repeat_interleave(draws, 0)
-        state = None if inputs.state is None else inputs.state.repeat_interleave(draws, 0)
+        target, state = given["target"].repeat_interleave(draws, 0), given.get("state")
+        state = None if state is None else state.repeat_interleave(draws, 0)
         x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
         velocity = self.net.velocity(self.net.suffix(prefix, state, x, self.net.times(t)))
         error = velocity - (eps - target)
-        return error[..., : self.cfg.action_dim].square().mean()
+        return error[..., : self.cfg.action_dim].square().mean(), features
 
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""

@@ -29,9 +29,11 @@ class PromptTokenizer:
     def __call__(self, texts: list[str], states: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Ids i32 [B, L] (0 pads on the right) and validity bool [B, L]; `states` [B, S] enter the prompt."""
         if states is None:
+            texts, place = _distinct(texts)
             rows = [self._plain(text) for text in texts]
         else:
             rows = [self._encode(state_prompt(text, s), True) for text, s in zip(texts, states, strict=True)]
+            place = list(range(len(rows)))
         tokens = torch.zeros(len(rows), self.max_len, dtype=torch.int32)
         valid = torch.zeros(len(rows), self.max_len, dtype=torch.bool)
         for i, (text, row) in enumerate(zip(texts, rows, strict=True)):
@@ -40,11 +42,18 @@ class PromptTokenizer:
             n = min(len(row), self.max_len)
             tokens[i, :n] = torch.tensor(row[:n], dtype=torch.int32)
             valid[i, :n] = True
-        return tokens, valid
+        return tokens[place], valid[place]
 
     def _encode_plain(self, text: str) -> list[int]:
         # The published prompt ends in a newline that is tokenised on its own.
         return self._encode(clean_prompt(text), True) + self._encode("\n", False)
+
+
+def _distinct(texts: list[str]) -> tuple[list[str], list[int]]:
+    """Each text once, and where each given one is among them: a batch repeats few sentences many times."""
+    places: dict[str, int] = {}
+    place = [places.setdefault(text, len(places)) for text in texts]
+    return list(places), place
 
 
 def load_tokenizer(path: Path, *, max_len: int, vocab_size: int) -> PromptTokenizer:

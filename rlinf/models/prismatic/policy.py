@@ -22,6 +22,7 @@ from rlinf.models.config import ModelConfig
 from rlinf.models.nn.checkpointing import set_checkpointing
 from rlinf.models.nn.graphs import Recorder
 from rlinf.models.nn.packed import pack
+from rlinf.models.policy import SeenLoss
 from rlinf.models.pretrained import PretrainedPolicy
 from rlinf.models.prismatic import actions as bins_of
 from rlinf.models.prismatic import folder as files
@@ -195,8 +196,11 @@ class PrismaticPolicy(PretrainedPolicy):
         return tokens.unflatten(1, (-1, self.cfg.action_dim))
 
     # ------------------------------------------------------------------ imitation
-    def sft_loss(self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1) -> Tensor:
+    def sft_loss(
+        self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1, seen: SeenLoss | None = None
+    ) -> Tensor:
         """Mean cross entropy of the expert's bins, or mean absolute error of an L1 head; nothing is drawn."""
+        assert seen is None, "this policy does not show its image tokens"
         inputs, target = self.processor.encode(obs), self.processor.encode_actions(actions)
         ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest)
         bins = bins_of.encode(target).flatten(1)

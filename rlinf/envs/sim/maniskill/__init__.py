@@ -27,6 +27,7 @@ CONTROL_MODE = "arm_pd_ee_target_delta_pose_align2_gripper_pd_joint_pos"
 SHADERS = ("minimal", "default")
 NATIVE_SIZE = (480, 640)
 SIM_DEFAULTS = {"sim_freq": 500, "control_freq": 5}
+FAR = 3.0  # metres; what a critic sees of places ends there
 # object 7 (position, quaternion), plate 3, gripper 7, gripper to object 3, object to plate 3, size of the object 3,
 # qpos 8, grasped now, steps held / 5 up to 1, grasped once, held once
 CRITIC_STATE = 7 + 3 + 7 + 3 + 3 + 3 + 8 + 4
@@ -268,7 +269,8 @@ class Scene(ReplayState):
         between = [object_[:3] - gripper[:3], plate - object_[:3]]
         size = self.assets.objects[self.episode.object.index].size
         columns = [object_, plate, gripper, *between, size, stage.arm.qpos, flags]
-        return np.concatenate([np.asarray(c, np.float32) for c in columns])
+        # What was knocked off the table, or shot away between the fingers, must not blind a critic.
+        return np.concatenate([np.asarray(c, np.float32) for c in columns]).clip(-FAR, FAR)
 
 
 def level(reward_mode: str, judged: Mapping[str, Any]) -> float:
