@@ -6,17 +6,18 @@ Letters: T frames of an episode, A action dims, S state dims, N wrist cameras.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
+import struct
+import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from rlinf.envs.sim.base import EnvSpec
 from rlinf.errors import UserError
@@ -29,6 +30,7 @@ PRIVILEGED = "observation.environment_state"  # LeRobot's name for what a camera
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 FILE_BYTES = 100 << 20  # a data file is closed once it is this large
 MAX_FILES_PER_CHUNK = 1000
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 QUANTILES = (0.01, 0.10, 0.50, 0.90, 0.99)
 PIXELS_FOR_STATISTICS = 50_000  # per episode and camera
 IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -235,14 +237,25 @@ def merge_statistics(episodes: list[dict[str, Any]], names: Mapping[str, Any]) -
 
 
 def encode_png(image: Array) -> bytes:
-    """One u8 [H, W, 3] image as PNG."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG", compress_level=3)
-    return buffer.getvalue()
+    """One u8 [H, W, 3] image as PNG: a third of Pillow's time, and nearly all of it outside Python's lock."""
+    height, width, _ = image.shape
+    pixels = image.reshape(height, 3 * width)
+    rows = np.empty((height, 1 + 3 * width), np.uint8)
+    rows[:, 0] = 2  # filter "up": what differs from the row above
+    rows[0, 1:] = pixels[0]
+    np.subtract(pixels[1:], pixels[:-1], out=rows[1:, 1:])
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
+    return PNG_SIGNATURE + b"".join(_png_chunk(name, data) for name, data in chunks)
+
+
+def _png_chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def _png_column(images: Array) -> pa.Array:
-    return pa.array([{"bytes": encode_png(image), "path": None} for image in images], IMAGE_TYPE)
+    with ThreadPoolExecutor() as pool:
+        return pa.array([{"bytes": png, "path": None} for png in pool.map(encode_png, images)], IMAGE_TYPE)
 
 
 def _column(x: Array) -> pa.Array:
