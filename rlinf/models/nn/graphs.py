@@ -109,8 +109,7 @@ class GradientRecorder:
 
     The function's outputs have gradients for the parameters of `module`. It must be pure, must not wait for the device,
     and gets everything random as input. For launches that cost more than the work; shapes beyond the first few, each of
-    which holds its activations, are computed directly. Outputs and gradients are overwritten by
-    the next call: use them before.
+    which holds its activations, are computed directly. The next call overwrites outputs and gradients: use them before.
     """
 
     def __init__(
