@@ -367,7 +367,7 @@ class SftConfig:
     clip_grad: float = 1.0
     state_loss: float = 0.0
     """Weight of a second loss: the mean image token must tell the simulator's privileged state through a linear layer
-    that is thrown away afterwards. A small network then learns to see several times sooner; 0 leaves it out."""
+    that is thrown away afterwards. Helps a network that must first learn to see; 0 leaves it out."""
     log_interval: int = 50
     eval_interval: int = 0
     """Evaluate every this many steps; 0 never."""

@@ -113,14 +113,9 @@ class Policy(PretrainedPolicy):
         """Actions for one chunk; in train mode with everything `evaluate` needs to score them again."""
         inputs, train = self.processor.encode(obs), mode == "train"
         sampler, shape = self.sampler(), (self.arch.action_horizon, self.arch.action_dim)
-        tokens, valid = self._trim(inputs)
-        given: dict[str, Tensor | None] = {
-            "images": inputs.images,
-            "tokens": tokens,
-            "valid": valid,
-            "state": inputs.state,
-            "critic_state": self._critic_state(obs) if train and self.cfg.value_input == "state" else None,
-        }
+        given = self._observed(inputs)
+        if train and self.cfg.value_input == "state":
+            given["critic_state"] = self._critic_state(obs)
         if train and not sampler.joint:
             given["index"] = noise.integers(sampler.num_choices(ignore_last=self.cfg.openpi.ignore_last))
         given["start"] = noise.normal(shape)
@@ -216,16 +211,10 @@ class Policy(PretrainedPolicy):
         """Flow matching: mean squared velocity error over real columns, `draws` (noise, time) pairs per sample."""
         inputs = self.processor.encode(obs)
         target = self.processor.encode_actions(actions.to(self.processor.device), inputs.raw_state)
-        tokens, valid = self._trim(inputs)
-        given: dict[str, Tensor | None] = {
-            "images": inputs.images,
-            "tokens": tokens,
-            "valid": valid,
-            "state": inputs.state,
-            "target": target,
-            "eps": noise.normal((draws, *target.shape[1:])),  # [B, draws, H, D]
-            "t": flow.beta_time(noise.uniform((draws,))),  # [B, draws]
-        }
+        given = self._observed(inputs)
+        given["target"] = target
+        given["eps"] = noise.normal((draws, *target.shape[1:]))  # [B, draws, H, D]
+        given["t"] = flow.beta_time(noise.uniform((draws,)))  # [B, draws]
         loss, features = self._imitate(given)
         return loss if seen is None else loss + seen(features)
 
@@ -315,6 +304,11 @@ class Policy(PretrainedPolicy):
         step = PROMPT_STEP if inputs.tokens.is_cuda else 1
         end = min(-(-inputs.longest // step) * step, self.arch.max_token_len)
         return inputs.tokens[:, :end], inputs.token_valid[:, :end]
+
+    def _observed(self, inputs: Inputs) -> dict[str, Tensor | None]:
+        """What recorded functions get of an observation."""
+        tokens, valid = self._trim(inputs)
+        return {"images": inputs.images, "tokens": tokens, "valid": valid, "state": inputs.state}
 
     def _prefix(self, images: Tensor, tokens: Tensor, valid: Tensor | None, *, output: bool | None = None) -> Prefix:
         """Run the vision-language model on images [B, n, ...] and a trimmed prompt [B, L]."""
