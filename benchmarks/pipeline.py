@@ -4,8 +4,9 @@
 
 The simulators are held to some cores and the training process, which runs the policy, to another: with one stage each
 side waits for the other, with two they take turns on different halves of the envs. Denoising steps are chosen so that
-both sides take about as long, which the printed shares show. Beside it: the best one-stage rollout with every core free
-to everyone. Settings are measured in turn, in one run; the medians of the turns' times and ratios count.
+both sides take about as long when they overlap, which the printed shares show. Beside it: the best one-stage rollout
+with every core free to everyone. Settings are measured in turn, in one run; the medians of the turns' times and ratios
+count.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def balanced_steps(args: argparse.Namespace, cores: Cores) -> int:
     """Denoising steps with which the policy takes as long as the simulators."""
     env, policy = [], []
     for denoise in TRIED:
-        with started(args, stages=1, processes=len(cores.simulators), denoise=denoise) as (runner, simulators):
+        with started(args, stages=2, processes=len(cores.simulators), denoise=denoise) as (runner, simulators):
             setting = Setting("", runner, simulators, held=True)
             for step in (1, 2):
                 measure(setting, cores, step)
@@ -218,15 +219,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=sorted(RECIPES), default="metaworld", help="toy costs nothing to simulate")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--envs", type=int, help="default 48, with cuda 128")
+    parser.add_argument("--envs", type=int, help="default 48, with cuda 32 per simulator core")
     parser.add_argument("--chunk", type=int, help="actions executed per call; default 5, with cuda 25")
-    parser.add_argument("--chunks", type=int, default=16, help="per rollout")
+    parser.add_argument("--chunks", type=int, help="per rollout; default 16, with cuda 12")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--denoise", type=int, default=0, help="denoising steps; 0 balances simulators and policy")
     parser.add_argument("--at-least", type=float, help="fail below this ratio")
     args = parser.parse_args(arguments)
-    args.envs = args.envs or {"cpu": 48, "cuda": 128}[args.device]
+    args.envs = args.envs or {"cpu": 48, "cuda": 32 * len(Cores.of_this_machine("cuda").simulators)}[args.device]
     args.chunk = args.chunk or {"cpu": 5, "cuda": 25}[args.device]
+    args.chunks = args.chunks or {"cpu": 16, "cuda": 12}[args.device]
     args.at_least = AT_LEAST[args.device] if args.at_least is None else args.at_least
     return args
 

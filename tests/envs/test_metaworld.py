@@ -150,3 +150,34 @@ def test_experts_succeed_and_labels_are_clean(demos: list[Demo]) -> None:
     assert np.array_equal(noisy.images, again.images)
     assert np.array_equal(noisy.actions, again.actions)
     assert clean.description == "Press a handle down sideways"
+
+
+def test_images_drawn_side_by_side() -> None:
+    """What a GPU does with the scenes of a process: drawn on one sheet, fetched together, as if drawn alone."""
+    from rlinf.envs.sim.metaworld_stage import Canvas
+
+    played = scene("handle-press-side-v3", 4)
+    stage, options = played._stage, played.options
+    alone, sheets = Canvas(stage.model, options, 1), Canvas(stage.model, options, 2)
+    wanted, drawn = [], []
+    for i in range(7):  # one sheet full, the next begun
+        played.step_chunk(actions(i), stop_on_success=False, record=False)
+        wanted.append(alone.draw(stage.data)())
+        drawn.append(sheets.draw(stage.data))
+    sheets.close()  # a stage may go while its images are still to be fetched
+    images = [image() for image in drawn]
+    alone.close()
+    played.close()
+    for one, other in zip(wanted, images, strict=True):
+        assert np.mean(one == other) > 0.999  # software rasters an edge pixel differently at another place
+    assert len({image.tobytes() for image in images}) == 7
+
+
+def test_a_process_fetches_images_after_all_scenes_were_observed() -> None:
+    first, second = scene("handle-press-side-v3", 4), scene("handle-press-side-v3", 5)
+    soon = [s.observe_soon()["images"] for s in (first, second)]
+    assert np.array_equal(soon[0](), first.observe()["images"])
+    assert np.array_equal(soon[1](), second.observe()["images"])
+    assert not np.array_equal(soon[0](), soon[1]())
+    first.close()
+    second.close()

@@ -127,7 +127,11 @@ class Simulator(Protocol):
 
     def observe(self) -> dict[str, Any]:
         """images u8 [H,W,3], wrist_images u8 [N,h,w,3] or None, states f32 [S], task_description str (it may change
-        during an episode), critic_state f32 [K] or None. Called once per chunk."""
+        during an episode), critic_state f32 [K] or None. Called once per chunk.
+
+        A simulator may also have `observe_soon`: the same, but images may be a function that returns them, called
+        after the other scenes of the process were observed.
+        """
 
     def get_state(self) -> bytes:
         """Everything needed to continue this episode bit for bit."""

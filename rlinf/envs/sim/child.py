@@ -62,6 +62,7 @@ class Worker:
         self.scenes: list[Any] = [self.module.Scene(self.options) for _ in range(message["num_scenes"])]
         self.experts: dict[int, Any] = {}  # of the running episodes, for scenes an expert plays
         self.demo: dict[str, Any] = {}
+        self.drawn: dict[int, Any] = {}  # images of this command that are still to be fetched, by scene
 
     def reset(self, scene: int, reset_id: int) -> dict[str, Any]:
         """Start the episode `reset_id` and observe it."""
@@ -134,8 +135,19 @@ class Worker:
         return {"steps": steps, "success": False}
 
     def _observe(self, scene: int) -> dict[str, Any]:
+        """Share the observation; an image that is only drawn follows with `_fetch`."""
         sim = self.scenes[scene]
-        return {"task": sim.task(), **share_observation(self.arrays, scene, sim.observe())}
+        seen = getattr(sim, "observe_soon", sim.observe)()
+        if callable(seen["images"]):
+            self.drawn[scene] = seen["images"]
+            seen["images"] = None
+        return {"task": sim.task(), **share_observation(self.arrays, scene, seen)}
+
+    def _fetch(self) -> None:
+        """Share the images that were drawn: a GPU hands them over together."""
+        for scene, image in self.drawn.items():
+            self.arrays["images"][scene] = image()
+        self.drawn.clear()
 
     def run(self, message: dict[str, Any]) -> dict[str, Any]:
         """One command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
@@ -148,11 +160,13 @@ class Worker:
                 replies[str(scene)] = command(scene, **arguments)
             except Exception as error:
                 failed[str(scene)] = describe(error)
+                self.drawn.pop(scene, None)
                 self.scenes[scene].close()
                 self.scenes[scene] = self.module.Scene(self.options)
             if time.monotonic() - heard > SIGN_OF_LIFE_S:
                 self.channel.write({"progress": scene})
                 heard = time.monotonic()
+        self._fetch()
         return {"replies": replies, "failed": failed}
 
     def close(self) -> None:

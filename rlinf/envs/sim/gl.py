@@ -32,6 +32,14 @@ def choose_backend(wanted: str) -> str:
     return wanted
 
 
+def draws_in_software() -> bool:
+    """Whether the current context belongs to the CPU."""
+    from OpenGL import GL
+
+    name = (GL.glGetString(GL.GL_RENDERER) or b"").decode(errors="replace").lower()
+    return any(word in name for word in ("llvmpipe", "softpipe", "swrast", "software"))
+
+
 def osmesa_found() -> bool:
     """Whether the software renderer's library loads (PyOpenGL looks for the same names)."""
     return any(_load(name) is not None for name in ("libOSMesa.so", "libOSMesa.so.8", "libOSMesa.so.6"))

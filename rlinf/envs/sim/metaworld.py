@@ -174,9 +174,14 @@ class Scene(ReplayState):
 
     def observe(self) -> dict[str, Any]:
         """The camera, hand position and gripper opening, the sentence, and the full state for a critic."""
+        seen = self.observe_soon()
+        return seen | {"images": seen["images"]()}
+
+    def observe_soon(self) -> dict[str, Any]:
+        """The same with a function in place of the image: drawn now, fetched with those of the other scenes."""
         stage = self._take_stage()
         return {
-            "images": stage.render(),
+            "images": stage.draw(),
             "wrist_images": None,
             "states": stage.obs[:4].astype(np.float32),
             "task_description": task_table()["descriptions"][self._task],

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import mujoco
@@ -19,11 +20,14 @@ from metaworld import ALL_V3_ENVIRONMENTS
 from metaworld.policies import ENV_POLICY_MAP
 
 from .base import Array
+from .gl import draws_in_software
 from .metaworld import SETTLE_STEPS, Options, all_tasks
 
 CAMERA = 2  # corner2
 CAMERA_POS = (0.75, 0.075, 0.7)  # where the published policies saw it from
 DECIMATE_CELLS, DECIMATE_ABOVE = 20, 300
+MAX_GEOMS = 10_000
+SHEET_PIXELS = 1024  # side of a framebuffer for several images
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 _SNAPSHOTS_KEPT = 64  # fresh episodes remembered per task: members of a group start from the same one
 
@@ -52,7 +56,7 @@ class Stage:
         self.model.cam_pos[CAMERA] = CAMERA_POS
         self.owner: Any = None
         self.policy = cast(Any, ENV_POLICY_MAP[task])()
-        self._renderer: mujoco.Renderer | None = None
+        self._canvas: Canvas | None = None
         self._fresh: OrderedDict[int, Snapshot] = OrderedDict()
 
     def reset(self, layout: int) -> None:
@@ -103,16 +107,19 @@ class Stage:
         mujoco.mj_setState(self.model, self.data, snapshot.state, _STATE)  # forward moved the solver's warm start
 
     def render(self) -> Array:
-        """The camera image u8 [size, size, 3]; corner2 hangs upside-down, so both axes are reversed."""
-        if self._renderer is None:
-            self._renderer = _make_renderer(self.model, self.options)
-        self._renderer.update_scene(self.data, camera=CAMERA)
-        return self._renderer.render()[::-1, ::-1]
+        """The camera image u8 [size, size, 3]."""
+        return self.draw()()
+
+    def draw(self) -> Callable[[], Array]:
+        """Draw the camera image; the function returns it."""
+        if self._canvas is None:
+            self._canvas = Canvas(self.model, self.options)
+        return self._canvas.draw(self.data)
 
     def close(self) -> None:
         """Free the GL context and the model."""
-        if self._renderer is not None:
-            self._renderer.close()
+        if self._canvas is not None:
+            self._canvas.close()
         self.env.close()
 
     def _place(self, layout: int) -> None:
@@ -144,6 +151,84 @@ class Stage:
         mujoco.mj_step(self.model, self.data, nstep=steps * env.frame_skip)
         mujoco.mj_rnePostConstraint(self.model, self.data)
         env.init_tcp = env.tcp_center
+
+
+class Sheet:
+    """Images drawn side by side on one framebuffer: fetched together, when the first is asked for."""
+
+    def __init__(self, canvas: Canvas) -> None:
+        self.canvas, self.count = canvas, 0
+        self.pixels: Array | None = None
+
+    def image(self, tile: int) -> Array:
+        """The camera image u8 [size, size, 3]; corner2 hangs upside-down, so columns are reversed; rows came so."""
+        if self.pixels is None:
+            self.pixels = self.canvas.read(self.count)
+        size, (row, column) = self.canvas.size, divmod(tile, self.canvas.across)
+        return self.pixels[row * size : (row + 1) * size, column * size : (column + 1) * size][:, ::-1]
+
+
+class Canvas:
+    """The camera of one task. Each read waits for the GPU's next turn, which the policy may have: read many at once."""
+
+    def __init__(self, model: mujoco.MjModel, options: Options, across: int | None = None) -> None:
+        """`across` images side by side, and as many rows; None: one in software, which gains nothing by more."""
+        self.size = size = options.size
+        self._gl = mujoco.GLContext(size, size)
+        self._gl.make_current()
+        self.across = across or (1 if draws_in_software() else max(1, min(8, SHEET_PIXELS // size)))
+        for field in ("offwidth", "offheight"):
+            setattr(model.vis.global_, field, max(self.across * size, getattr(model.vis.global_, field)))
+        if options.render == "fast":
+            model.vis.quality.offsamples = 0
+            model.vis.quality.shadowsize = 256  # unused, but the default would reserve 64 MB
+        self._model = decimated(model) if options.decimated else model
+        self._scene = mujoco.MjvScene(self._model, maxgeom=MAX_GEOMS)
+        if options.render == "fast":
+            self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
+            self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
+        self._camera, self._visible = mujoco.MjvCamera(), mujoco.MjvOption()
+        self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, CAMERA
+        self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._sheet = Sheet(self)
+
+    def draw(self, data: mujoco.MjData) -> Callable[[], Array]:
+        """Draw what the camera sees; the function returns it, now or later."""
+        if self._sheet.pixels is not None or self._sheet.count == self.across**2:
+            self._finish()
+        sheet, tile = self._sheet, self._sheet.count
+        sheet.count += 1
+        row, column = divmod(tile, self.across)
+        mujoco.mjv_updateScene(
+            self._model, data, self._visible, None, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+        )
+        self._gl.make_current()
+        mujoco.mjr_render(
+            mujoco.MjrRect(column * self.size, row * self.size, self.size, self.size), self._scene, self._context
+        )
+        return partial(sheet.image, tile)
+
+    def read(self, count: int) -> Array:
+        """The first `count` images, u8 [rows * size, columns * size, 3] from the bottom up."""
+        rows, columns = -(-count // self.across), min(count, self.across)
+        pixels = np.empty((rows * self.size, columns * self.size, 3), np.uint8)
+        self._gl.make_current()
+        mujoco.mjr_readPixels(pixels, None, mujoco.MjrRect(0, 0, *pixels.shape[1::-1]), self._context)
+        return pixels
+
+    def close(self) -> None:
+        """Fetch what was drawn and free the GL context."""
+        self._finish()
+        self._gl.make_current()
+        self._context.free()
+        self._gl.free()
+
+    def _finish(self) -> None:
+        """Fetch the images of this sheet and begin another."""
+        if self._sheet.count:
+            self._sheet.image(0)
+        self._sheet = Sheet(self)
 
 
 class Stages:
@@ -196,20 +281,6 @@ def _belongs_to_episode(value: Any) -> bool:
             value = value.base
         return value.base is None
     return value is None or isinstance(value, bool | int | float | str | np.generic)
-
-
-def _make_renderer(model: mujoco.MjModel, options: Options) -> mujoco.Renderer:
-    size = options.size
-    model.vis.global_.offwidth = max(size, model.vis.global_.offwidth)
-    model.vis.global_.offheight = max(size, model.vis.global_.offheight)
-    if options.render == "exact":
-        return mujoco.Renderer(model, size, size)
-    model.vis.quality.offsamples = 0
-    model.vis.quality.shadowsize = 256  # unused, but the default would reserve 64 MB
-    renderer = mujoco.Renderer(decimated(model) if options.decimated else model, size, size)
-    renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
-    renderer.scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
-    return renderer
 
 
 def decimated(model: mujoco.MjModel) -> mujoco.MjModel:

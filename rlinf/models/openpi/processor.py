@@ -21,7 +21,7 @@ from rlinf.models.openpi.normalize import Statistics
 from rlinf.models.openpi.tokenizer import PromptTokenizer
 
 Tensor = torch.Tensor
-ACTION_STD_FLOOR, STATE_STD_FLOOR = 0.05, 0.01  # columns that hardly move must not be blown up
+STATE_STD_FLOOR = 0.01  # columns that hardly move must not be blown up
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Processor(nn.Module):
             states = states[:, : self.cfg.state_dim]
             self.state_stats = Statistics.fit(states, floor=STATE_STD_FLOOR).to(self.device)
         relative = self._to_model(actions[:, None], states)[:, 0]
-        self.action_stats = Statistics.fit(relative, floor=ACTION_STD_FLOOR).to(self.device)
+        self.action_stats = Statistics.fit(relative, floor=self.row.action_std_floor).to(self.device)
 
     def check_statistics(self, stats: dict[str, Statistics]) -> None:
         """Statistics read from a checkpoint must have the columns this configuration reads."""
