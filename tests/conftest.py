@@ -28,7 +28,7 @@ if (TEST_DATA / "maniskill").is_dir():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `pytest -n 2 --dist loadgroup` a file stays in one process, and so do all files that share a Ray cluster.
 
-    What takes longest comes first: it must not be left for the end.
+    What takes longest comes first: it must not be left for the end. Without a GPU, tests that need one are skipped.
     """
 
     def group(item: pytest.Item) -> str:
@@ -37,6 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: group(item) != "ray")
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group(item)))
+        if not torch.cuda.is_available() and item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip("no CUDA device"))
 
 
 @pytest.fixture(scope="session")
