@@ -25,6 +25,17 @@ def test_statistics_of_known_data():
         assert normal[:, 1].abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(("name", "smallest"), [("pi0_maniskill", 0.01), ("pi0_metaworld", 0.05)])
+def test_centimetres_count_where_actions_are_metres(name, smallest):
+    """A column that moves by a centimetre has unit variance for ManiSkill; for controls in [-1, 1] it hardly moves."""
+    policy = Policy.build(config(name), CPU, seed=0)
+    actions = torch.tensor([-0.01, 0.01])[:, None].repeat(32, policy.cfg.action_dim)
+    policy.fit_statistics(torch.rand(64, policy.cfg.state_dim), actions)
+    assert policy.processor.action_stats.std[: policy.cfg.action_dim].tolist() == pytest.approx(
+        [smallest] * policy.cfg.action_dim
+    )
+
+
 @pytest.mark.parametrize("name", ["pi0_metaworld", "pi05_metaworld", "pi0_aloha_robotwin"])
 def test_loss_is_the_flow_matching_error(name):
     cfg = config(name)
