@@ -172,7 +172,7 @@ class Canvas:
     """The camera of one task. Each read waits for the GPU's next turn, which the policy may have: read many at once."""
 
     def __init__(self, model: mujoco.MjModel, options: Options, across: int | None = None) -> None:
-        """`across` images side by side, and as many rows; None: one in software, which gains nothing by more."""
+        """`across` images side by side, and as many rows; None: one in software, where no turn is waited for."""
         self.size = size = options.size
         self._gl = mujoco.GLContext(size, size)
         self._gl.make_current()
