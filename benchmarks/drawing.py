@@ -4,8 +4,8 @@
 
 Each process draws one task at 64 pixels, 16 images at a time, as a simulator process with 16 scenes does after a chunk.
 With --busy this process keeps the GPU at matrix products meanwhile, as a policy does in another pipeline stage. The
-share of a sheet's pixels that equal an image drawn alone is printed too. In software, where no turn is waited for, images
-are drawn one by one by default.
+share of a sheet's pixels that equal an image drawn alone is printed too. In software, where no turn is waited for,
+images are drawn one by one by default.
 """
 
 from __future__ import annotations
