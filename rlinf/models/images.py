@@ -6,6 +6,7 @@ Letters: M images, h x w pixels in, size x size pixels out.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from typing import Literal
 
@@ -73,7 +74,7 @@ def _between(a: Tensor, b: Tensor, way: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _crop_samples(old: int, new: int, area: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The pixels i64 [new] before and after each sample, and the way between them f32 [new]."""
-    side = torch.tensor(area).sqrt()
+    side = torch.tensor(math.sqrt(torch.tensor(area)))  # torch's own root is not correctly rounded on every processor
     start = (1.0 - side) / 2.0
     step = (start + side - start) * (old - 1) / (new - 1)
     at = start * (old - 1) + torch.arange(new) * step
