@@ -34,7 +34,7 @@ lint: $(STAMP)
 
 docs: $(STAMP)
 	$(PY) -m rlinf.metrics.names > docs/metrics.md
-	$(PY) -m rlinf.config.reference > docs/config.md
+	$(PY) -m rlinf.commands.key_reference > docs/config.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.sim.calvin.data import check_folder, find_folder
-from rlinf.envs.sim.calvin.starts import start_of
-from rlinf.envs.sim.calvin.tasks import solved
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
+from rlinf.simulators.calvin.data import check_folder, find_folder
+from rlinf.simulators.calvin.starts import start_of
+from rlinf.simulators.calvin.tasks import solved
 
 CHUNK, EPISODE = 5, 60
 SETTINGS: tuple[tuple[str, dict[str, Any], float], ...] = (
@@ -38,7 +38,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any], float], ...] = (
 
 def published_env(pipe: Connection) -> None:
     """One env as published: step, draw, collect everything, send it; every step."""
-    from rlinf.envs.sim.calvin.stage import Stage
+    from rlinf.simulators.calvin.stage import Stage
 
     stage = Stage(find_folder(None))
     while (message := pipe.recv()) is not None:

@@ -27,11 +27,11 @@ def draw(across: int, seconds: float, ready: Barrier, results: multiprocessing.S
     """One process: draw sets of images for a while; results are ms per image and the share of equal pixels."""
     import numpy as np
 
-    from rlinf.envs.sim.gl import choose_backend
-    from rlinf.envs.sim.metaworld import Options
+    from rlinf.simulators.metaworld import Options
+    from rlinf.simulators.opengl import choose_backend
 
     choose_backend("auto")
-    from rlinf.envs.sim.metaworld_stage import Canvas, Stage
+    from rlinf.simulators.metaworld.stage import Canvas, Stage
 
     options = Options(task_suite_name=TASK, image_size=64, render="fast")
     stage = Stage(TASK, options)

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlinf.envs.sim.maniskill import NATIVE_SIZE, SHADERS, Expert, Options
-from rlinf.envs.sim.maniskill.assets import Assets, find_assets
-from rlinf.envs.sim.maniskill.family import PREFIX, Episode, episode
-from rlinf.envs.sim.maniskill.suite import reset_ids
-from rlinf.envs.sim.vulkan import check_driver
+from rlinf.simulators.maniskill import NATIVE_SIZE, SHADERS, Expert, Options
+from rlinf.simulators.maniskill.assets import Assets, find_assets
+from rlinf.simulators.maniskill.family import PREFIX, Episode, episode
+from rlinf.simulators.maniskill.suite import reset_ids
+from rlinf.simulators.vulkan import check_driver
 
 CHUNK, EPISODE_STEPS = 8, 80
 ENV_ID, OBJ_SET = PREFIX + "Main-v3", "train"
@@ -45,8 +45,8 @@ class Player:
 
 def published(assets: Assets, shader: str) -> Player:
     """Everything in the world, a picture after every step; a new world per episode, so that physics start equal."""
-    from rlinf.envs.sim.maniskill.stage import Stage
-    from rlinf.envs.sim.maniskill.studio import Studio
+    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.studio import Studio
 
     studio, stage = Studio(assets, NATIVE_SIZE, shader), Stage(assets, parked=True)
 
@@ -66,8 +66,8 @@ def published(assets: Assets, shader: str) -> Player:
 
 def ours(assets: Assets, shader: str, size: tuple[int, int]) -> Player:
     """What is shown, a picture after the chunk."""
-    from rlinf.envs.sim.maniskill.stage import Stage
-    from rlinf.envs.sim.maniskill.studio import Studio
+    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.studio import Studio
 
     studio, stage = Studio(assets, size, shader), Stage(assets)
 
@@ -85,7 +85,7 @@ def ours(assets: Assets, shader: str, size: tuple[int, int]) -> Player:
 
 def expert_actions(assets: Assets, begun: Episode, steps: int) -> np.ndarray:
     """What the expert does, f32 [steps, 7]."""
-    from rlinf.envs.sim.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.stage import Stage
 
     @dataclass
     class World:

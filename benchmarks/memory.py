@@ -33,14 +33,18 @@ from model_cases import Subject, collect_garbage
 from model_updates import Rows
 
 from rlinf.algorithms.config import AlgorithmConfig
-from rlinf.bench import Recorder
-from rlinf.config.schema import ActorConfig, ClusterConfig, Config, EnvConfig, EnvGroupConfig, FsdpConfig
-from rlinf.data.arena import Arena, Columns
+from rlinf.commands.bench import Recorder
+from rlinf.config.derived import make_plan
+from rlinf.config.schema import ActorConfig, ClusterConfig, Config, EnvGroupConfig, FsdpConfig
+from rlinf.data.arena import Arena
+from rlinf.data.layout import Columns, EnvLayout
+from rlinf.envs.config import EnvConfig
 from rlinf.models.openpi.config import Config as PiConfig
 from rlinf.models.openpi.config import OpenPiOptions
+from rlinf.placement.grammar import Slot
+from rlinf.placement.plan import Plan
 from rlinf.runner import Runner
-from rlinf.runtime.distributed import Team, alone, disconnect
-from rlinf.runtime.placement import Plan, Slot, make_plan
+from rlinf.runtime.process_group import Team, alone, disconnect
 from rlinf.runtime.worker import Process
 from rlinf.training.optim import named_tensors
 from rlinf.workers.actor import ActorWorker
@@ -257,7 +261,8 @@ def make_actor(subject: Subject, rows: Rows, arena: Arena, strategy: Strategy, t
         fsdp_config=strategy.fsdp,
     )
     here = (Slot(0, ()),)
-    plan = Plan(here, here, here, 1, frozenset(), rows.micro_batch, rows.micro_batch, 1)
+    envs = EnvLayout(rows.micro_batch)
+    plan = Plan(here, here, here, envs, envs)
     process = Process(subject.device, {"actor": team})
     process.share("policy", lambda: subject.policy)
     process.share("arena-0", lambda: arena)
@@ -300,7 +305,8 @@ def measure_copy(size: str, gauge: Gauge) -> Results:
     subject = Subject.build("pi0", size, gauge.device, gradient_checkpointing=False)
     cfg = Config(actor=ActorConfig(model=subject.cfg))
     here, elsewhere = (Slot(0, (0,)),), (Slot(0, (1,)),)
-    plan = Plan(here, here, elsewhere, 1, frozenset({"rollout"}), rows.micro_batch, rows.micro_batch, 1, False)
+    envs = EnvLayout(rows.micro_batch)
+    plan = Plan(here, here, elsewhere, envs, envs, frozenset({"rollout"}), one_process=False)
     process = Process(gauge.device)
     process.share("policy", lambda: subject.policy)
     worker = RolloutWorker(cfg, plan, 0, process)

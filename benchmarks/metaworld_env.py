@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.sim.gl import choose_backend
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
+from rlinf.simulators.opengl import choose_backend
 
 TASK, CHUNK, EPISODE = "button-press-topdown-v3", 5, 100
 AT_LEAST = {"exact 480": 3.5, "fast 224": 15.0}

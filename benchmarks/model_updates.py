@@ -11,8 +11,10 @@ from model_cases import Subject
 
 from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.config.schema import ActorConfig, Config
-from rlinf.data.arena import Arena, Columns
-from rlinf.runtime.placement import Plan, Slot
+from rlinf.data.arena import Arena
+from rlinf.data.layout import Columns, EnvLayout
+from rlinf.placement.grammar import Slot
+from rlinf.placement.plan import Plan
 from rlinf.runtime.worker import Process
 from rlinf.workers.actor import ActorWorker
 
@@ -54,7 +56,8 @@ class Update:
             ),
         )
         here = (Slot(0, ()),)
-        plan = Plan(here, here, here, 1, frozenset(), rows.micro_batch, rows.micro_batch, 1)
+        envs = EnvLayout(rows.micro_batch)
+        plan = Plan(here, here, here, envs, envs)
         process = Process(self.device)
         process.share("policy", lambda: subject.policy)
         process.share("arena-0", lambda: self.arena)

@@ -25,11 +25,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command does: thre
 
 import torch
 
-from rlinf.bench import Recorder
-from rlinf.collect import collect
+from rlinf.commands.bench import Recorder
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
+from rlinf.rollout_loop import roll_out
 from rlinf.runner import Runner
-from rlinf.runtime.placement import make_plan
 
 RECIPES = {"metaworld": "quickstart", "toy": "toy_ppo_compact"}
 AT_LEAST = {"cpu": 1.6, "cuda": 1.5}
@@ -136,7 +136,7 @@ def play(runner: Runner, step: int) -> tuple[float, float, float]:
     runner.usage()
     with runner.timed("rollout"):
         runner.cluster.get(
-            collect(runner.env, runner.rollout, runner.plan, mode="train", step=step, epochs=1, chunks=chunks)
+            roll_out(runner.env, runner.rollout, runner.plan, mode="train", step=step, epochs=1, chunks=chunks)
         )
     busy = runner.usage().busy
     return runner.times.pop("rollout"), sum(busy["env"][0].values()), sum(busy["rollout"][0].values())

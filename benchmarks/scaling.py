@@ -21,10 +21,11 @@ from dataclasses import dataclass
 
 import torch
 
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
+from rlinf.placement.plan import Plan
 from rlinf.runtime.cluster import Cluster, Group, make_cluster
-from rlinf.runtime.placement import Plan, make_plan
 from rlinf.workers.env import EnvWorker
 
 RECIPES = {"toy": "toy_ppo_compact", "metaworld": "quickstart"}

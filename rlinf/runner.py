@@ -12,18 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlinf.collect import collect
+from rlinf.config.derived import chunks_per_rollout, total_steps
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.records import summarise
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.errors import UserError
+from rlinf.metrics.episodes import summarise
 from rlinf.metrics.phases import Usage, step_metrics
+from rlinf.metrics.run_log import Listener
 from rlinf.metrics.stats import Rate
-from rlinf.metrics.watch import Listener
+from rlinf.placement.plan import Plan
+from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
-from rlinf.runtime.placement import Plan
-from rlinf.training.checkpoint import config_hash, find_resume, save_checkpoint, versions
+from rlinf.storage.step_checkpoint import config_hash, find_resume, save_checkpoint, versions
 from rlinf.workers.actor import ActorWorker
 from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
@@ -34,9 +35,8 @@ class Runner:
 
     def __init__(self, cfg: Config, plan: Plan, *, watch: Listener) -> None:
         self.cfg, self.plan, self.watch = cfg, plan, watch
-        runner = cfg.runner
-        self.total_steps = min(runner.max_epochs, runner.max_steps) if runner.max_steps >= 0 else runner.max_epochs
-        self.folder = Path(runner.logger.log_path) / runner.logger.experiment_name
+        self.total_steps = total_steps(cfg)
+        self.folder = Path(cfg.runner.logger.log_path) / cfg.runner.logger.experiment_name
         self.global_step = 0
         self.stop_requested = False
         self.times: dict[str, float] = {}
@@ -71,26 +71,37 @@ class Runner:
 
     def step(self, step: int) -> dict[str, float]:
         """One rollout and the update it pays for."""
-        env = self.cfg.env.train
-        chunks = env.max_steps_per_rollout_epoch // self.cfg.actor.model.num_action_chunks
         with self.resident("env", "rollout"):
             if self.copies_behind >= self.cfg.runner.weight_sync_interval:
                 self.sync()
             with self.timed("generate_rollouts"):
-                rolled = collect(
-                    self.env, self.rollout, self.plan, mode="train", step=step, epochs=env.rollout_epoch, chunks=chunks
-                )
-                self.cluster.get(rolled)
+                self.cluster.get(self.begin_rollout(step))
         with self.resident("actor"):
-            with self.timed("cal_adv_and_returns"):
-                metrics = dict(self.cluster.get(self.hand_over(self.experience()))[0])
-            with self.timed("actor_training"):
-                metrics |= self.cluster.get(self.actor.call("update", step, self.total_steps))[0]
-                self.copies_behind += 1
+            metrics = self.learn(step, self.experience())
+        return metrics | self.rollout_metrics(self.env.call("num_restarts"), self.env.call("drain_episodes"))
+
+    def begin_rollout(self, step: int) -> list[Any]:
+        """Queue the rollout of a training step; futures that are done when it is."""
+        epochs, chunks = self.cfg.env.train.rollout_epoch, chunks_per_rollout(self.cfg)
+        return roll_out(self.env, self.rollout, self.plan, mode="train", step=step, epochs=epochs, chunks=chunks)
+
+    def learn(self, step: int, experience: list[list[Any]]) -> dict[str, float]:
+        """Advantages of the experience, by actor rank, and the optimiser steps on it."""
+        with self.timed("cal_adv_and_returns"):
+            prepared = [self.actor.one(rank, "compute_advantages", *parts) for rank, parts in enumerate(experience)]
+            metrics = dict(self.cluster.get(prepared)[0])
+        with self.timed("actor_training"):
+            metrics |= self.cluster.get(self.actor.call("update", step, self.total_steps))[0]
+            self.copies_behind += 1
+        return metrics
+
+    def rollout_metrics(self, restarts: list[Any], episodes: list[Any]) -> dict[str, float]:
+        """What the rollout's futures of restarts and episodes tell, and the bytes moved since the last call."""
         moved, self.bytes = self.bytes, dict.fromkeys(self.bytes, 0)
-        metrics |= {f"{name}/bytes": float(count) for name, count in moved.items()}
-        metrics["env/restarts"] = float(sum(self.cluster.get(self.env.call("num_restarts"))))
-        return metrics | {f"env/{k}": v for k, v in summarise(self._episodes()).items()}
+        metrics = {f"{name}/bytes": float(count) for name, count in moved.items()}
+        metrics["env/restarts"] = float(sum(self.cluster.get(restarts)))
+        records = [record for rank in self.cluster.get(episodes) for record in rank]
+        return metrics | {f"env/{name}": value for name, value in summarise(records).items()}
 
     def sync(self) -> None:
         """Bring the rollout ranks' copies of the weights up to date; where they share the actor's, nothing is sent."""
@@ -109,10 +120,6 @@ class Runner:
             for rank, route in enumerate(self.plan.routes("rollout", "actor"))
         ]
 
-    def hand_over(self, experience: list[list[Any]]) -> list[Any]:
-        """Give the actor ranks their shares; futures of the metrics of the advantages."""
-        return [self.actor.one(rank, "compute_advantages", *parts) for rank, parts in enumerate(experience)]
-
     def evaluate(self) -> dict[str, float]:
         """Success on the held-out trials; writes eval/step_N.json."""
         records = self.play_trials()
@@ -130,7 +137,7 @@ class Runner:
         with self.timed("eval"), self.resident("rollout"):
             self.sync()
             self._episodes()  # what the training envs finished belongs to the training step
-            played = collect(
+            played = roll_out(
                 self.env, self.rollout, self.plan, mode="eval", step=0, epochs=1, chunks=chunks, finished=self._played
             )
             self.cluster.get(played)

@@ -11,14 +11,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf.collect import collect
 from rlinf.config.schema import Config
-from rlinf.data.types import EpisodeRecord
-from rlinf.envs.records import summarise
 from rlinf.metrics.phases import Usage
-from rlinf.metrics.watch import Listener
+from rlinf.metrics.run_log import Listener
+from rlinf.placement.plan import Plan
 from rlinf.runner import Runner
-from rlinf.runtime.placement import Plan
 
 
 @dataclass(frozen=True)
@@ -49,18 +46,10 @@ class AsyncRunner(Runner):
         rollout = self.ahead.popleft()
         with self.timed("generate_rollouts"):  # what the actor waits for
             self.cluster.get(rollout.played)
-        with self.timed("cal_adv_and_returns"):
-            metrics = dict(self.cluster.get(self.hand_over(rollout.experience))[0])
-        with self.timed("actor_training"):
-            metrics |= self.cluster.get(self.actor.call("update", step, self.total_steps))[0]
-            self.copies_behind += 1
+        metrics = self.learn(step, rollout.experience)
         self.seconds = rollout.seconds
         metrics["rollout/staleness"] = float(step - rollout.updates)
-        metrics |= {f"{name}/bytes": float(count) for name, count in self.bytes.items()}
-        self.bytes = dict.fromkeys(self.bytes, 0)
-        metrics["env/restarts"] = float(sum(self.cluster.get(rollout.restarts)))
-        episodes: list[EpisodeRecord] = [e for rank in self.cluster.get(rollout.episodes) for e in rank]
-        return metrics | {f"env/{k}": v for k, v in summarise(episodes).items()}
+        return metrics | self.rollout_metrics(rollout.restarts, rollout.episodes)
 
     def sync(self) -> None:
         """As ever; copies take weights over between rollouts, so that those under way come first."""
@@ -82,14 +71,9 @@ class AsyncRunner(Runner):
         return Usage(busy, self.cluster.drain_bytes())
 
     def _begin(self, step: int, *, updates: int) -> Rollout:
-        env = self.cfg.env.train
-        chunks = env.max_steps_per_rollout_epoch // self.cfg.actor.model.num_action_chunks
-        played = collect(
-            self.env, self.rollout, self.plan, mode="train", step=step, epochs=env.rollout_epoch, chunks=chunks
-        )
         return Rollout(
             updates=updates,
-            played=played,
+            played=self.begin_rollout(step),
             experience=self.experience(),
             episodes=self.env.call("drain_episodes"),
             restarts=self.env.call("num_restarts"),

@@ -10,14 +10,17 @@ from typing import Any
 import torch
 
 from rlinf.algorithms.config import AlgorithmConfig
-from rlinf.config.schema import ActorConfig, Config, EnvConfig, EnvGroupConfig, FsdpConfig, OptimConfig
-from rlinf.data.arena import Arena, Columns
+from rlinf.config.schema import ActorConfig, Config, EnvGroupConfig, FsdpConfig, OptimConfig
+from rlinf.data.arena import Arena
+from rlinf.data.layout import Columns, EnvLayout
 from rlinf.data.noise import Noise
 from rlinf.data.types import ArenaRows, Moment, Observation
+from rlinf.envs.config import EnvConfig
 from rlinf.models.config import ModelConfig, find_config
 from rlinf.models.policy import Policy, find_policy
-from rlinf.runtime.distributed import Team
-from rlinf.runtime.placement import Plan, Slot
+from rlinf.placement.grammar import Slot
+from rlinf.placement.plan import Plan
+from rlinf.runtime.process_group import Team
 from rlinf.runtime.worker import Process
 from rlinf.workers.actor import ActorWorker
 
@@ -67,7 +70,7 @@ def make_worker(team: Team, case: Case) -> ActorWorker:
     arena = _arena(policy, team, case)
     slots = (Slot(0, ()),) * team.size
     group = cfg.algorithm.group_size
-    plan = Plan(slots, slots, slots, 1, frozenset(), COLUMNS, COLUMNS, group, one_process=team.size == 1)
+    plan = Plan(slots, slots, slots, EnvLayout(COLUMNS, 1, group), EnvLayout(COLUMNS), one_process=team.size == 1)
     process = Process(CPU, {"actor": team})
     process.share("policy", lambda: policy)
     process.share(f"arena-{team.rank}", lambda: arena)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf.envs.sim.base import SetupError
-from rlinf.envs.sim.vulkan import check_driver
+from rlinf.simulators.contract import SetupError
+from rlinf.simulators.vulkan import check_driver
 
 REPO = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("RLINF_TEST_DATA", REPO.parent / "shared" / "data"))  # what simulators read

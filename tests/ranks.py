@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlinf.runtime.distributed import Team, disconnect
+from rlinf.runtime.process_group import Team, disconnect
 
 WORLD = 3
 TIMEOUT = timedelta(seconds=60)  # of one collective

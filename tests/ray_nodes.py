@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlinf.runtime.ray import require_token
+from rlinf.runtime.ray.cluster import require_token
 
 
 @contextmanager

@@ -7,11 +7,11 @@ import re
 import time
 from pathlib import Path
 
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
-from rlinf.metrics.watch import Watch
+from rlinf.metrics.run_log import Watch
 from rlinf.runner import Runner
-from rlinf.runtime.placement import make_plan
 
 
 def toy_config(folder: Path, *overrides: str, name: str = "toy_ppo_compact") -> Config:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlinf.envs.sim.calvin import symbolic
+from rlinf.simulators.calvin import symbolic
 
 
 def main() -> None:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlinf.envs.sim.maniskill import Expert, Options, level
-from rlinf.envs.sim.maniskill.assets import find_assets
-from rlinf.envs.sim.maniskill.family import PREFIX, episode
-from rlinf.envs.sim.maniskill.stage import Stage
-from rlinf.envs.sim.maniskill.suite import OOD, STRIDE, reset_ids, rows_of
 from rlinf.metrics.stats import Rate
+from rlinf.simulators.maniskill import Expert, Options, level
+from rlinf.simulators.maniskill.assets import find_assets
+from rlinf.simulators.maniskill.family import PREFIX, episode
+from rlinf.simulators.maniskill.stage import Stage
+from rlinf.simulators.maniskill.suite import OOD, STRIDE, reset_ids, rows_of
 
 STEPS = 80
 

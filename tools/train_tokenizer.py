@@ -80,7 +80,7 @@ def sentences(data: Path) -> list[str]:
 
 
 def main() -> None:
-    """Write rlinf/models/openpi/assets/tokenizer_compact.model."""
+    """Write rlinf/models/files/tokenizer_compact.model."""
     data = Path(os.environ.get("RLINF_TEST_DATA", REPO.parent / "shared" / "data"))
     BUNDLED.parent.mkdir(parents=True, exist_ok=True)
     model = io.BytesIO()

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 import rlinf.algorithms.config
-from rlinf.config.schema import Config, EnvConfig
-from rlinf.envs.sim.base import EnvSpec
+from rlinf.config.derived import chunks_per_rollout, make_plan, rollout_size, visible_accelerators
+from rlinf.config.schema import Config
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec, is_placeholder
-from rlinf.runtime.placement import COMPONENTS, KEY, Plan, make_plan, visible_accelerators
-from rlinf.training.checkpoint import verify_ckpt_path
+from rlinf.placement.grammar import COMPONENTS, KEY
+from rlinf.placement.plan import Plan
+from rlinf.simulators.contract import EnvSpec
+from rlinf.storage.step_checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
 
@@ -330,10 +333,9 @@ def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
             if legal
             else f"micro_batch_size={micro} fits none"
         )
-        chunks = train.max_steps_per_rollout_epoch // policy.num_action_chunks
         raise UserError(
             f"actor.global_batch_size={batch} must divide the rollout of {size} samples (chunks x envs x rollout_epoch "
-            f"= {chunks} x {train.total_num_envs} x {train.rollout_epoch}); {near}"
+            f"= {chunks_per_rollout(cfg)} x {train.total_num_envs} x {train.rollout_epoch}); {near}"
         )
 
 
@@ -402,13 +404,6 @@ def _check_trials(env: EnvConfig) -> None:
             f"env.eval.num_trials={env.num_trials} must be -1 (all), 0 (derived) or at most {held_out}, "
             "the held-out ids of the suite"
         )
-
-
-def rollout_size(cfg: Config) -> int:
-    """Samples (chunks) of one training step over all ranks."""
-    train = cfg.env.train
-    chunks = train.max_steps_per_rollout_epoch // cfg.actor.model.num_action_chunks
-    return chunks * train.total_num_envs * train.rollout_epoch
 
 
 def _nearest(value: int, unit: int) -> str:

@@ -22,12 +22,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlinf.config.aliases import DROPPED, OLD_GROUPS, RENAMED, is_below, rename_path
+from rlinf.compat.keys import DROPPED, OLD_GROUPS, RENAMED, is_below, rename_path
 from rlinf.config.schema import ClusterConfig
 from rlinf.errors import UserError
 
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
+RECIPES = Path(__file__).parents[1] / "recipes"
 PLACEMENT = "cluster.component_placement"
 ABSENT = object()  # what `get` returns for a key nobody set; None is a value
 
@@ -59,9 +60,9 @@ class Composed:
 
 
 def default_config_dir() -> Path:
-    """examples/embodiment/config of the working folder, else of the checkout this file belongs to."""
+    """examples/embodiment/config of the working folder, else the recipes of the installed package."""
     here = Path("examples/embodiment/config")
-    return here.resolve() if here.is_dir() else Path(__file__).parents[2] / here
+    return here.absolute() if here.is_dir() else RECIPES
 
 
 def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path) -> Composed:
@@ -69,7 +70,7 @@ def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path
     file = find_config_file(name_or_path, config_dir)
     groups = [o for o in overrides if _picks_fragment(o)]
     _register_old_groups(config_dir)
-    arguments = [*groups, f"hydra.searchpath=['file://{config_dir.resolve()}']"]
+    arguments = [*groups, f"hydra.searchpath=['file://{config_dir.absolute()}']"]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(file.parent), version_base="1.3"), warnings.catch_warnings():
@@ -97,12 +98,12 @@ def find_config_file(name_or_path: str, config_dir: Path) -> Path:
     """The YAML file meant by a path, or by a name in `config_dir` whatever its capitals."""
     given = Path(name_or_path)
     if given.suffix in (".yaml", ".yml") and given.is_file():
-        return given.resolve()
+        return given.absolute()
     names = {p.stem: p for p in sorted(config_dir.glob("*.yaml"))}
     name = given.name.removesuffix(".yaml")
     for candidate in (name, name.lower()):
         if candidate in names and len(given.parts) == 1:
-            return names[candidate].resolve()
+            return names[candidate].absolute()
     near = get_close_matches(name, names, 3) or sorted(names) or ["a path to a YAML file"]
     raise UserError(f"config {name_or_path!r} not found in {_shown(config_dir)}; did you mean {', '.join(near)}?")
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
 from rlinf.config.check import Purpose, check_config
 from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, default_config_dir, get, merged, resolve
-from rlinf.config.convert import convert, defaults_of, key_paths
-from rlinf.config.schema import Config, EnvConfig
-from rlinf.envs.spec import available_simulators, env_spec, find_simulator
+from rlinf.config.schema import Config
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, Surroundings, available_models, find_config, is_placeholder
-from rlinf.training.checkpoint import policy_folder
+from rlinf.storage.step_checkpoint import policy_folder
+from rlinf.typed import convert, defaults_of, key_paths
 
 logger = logging.getLogger(__name__)
+Found = TypeVar("Found")
 
 
 def load_config(
@@ -44,8 +46,9 @@ def load_config(
 def default_tree(composed: Composed) -> Tree:
     """Every default, those of the chosen model included, so that `${...}` may refer to keys no file sets."""
     defaults = defaults_of(Config)
-    model_type = _model_type(composed, "actor")
-    defaults["actor"]["model"] = defaults_of(find_config(model_type)) if model_type in available_models() else {}
+    name = OmegaConf.select(OmegaConf.create(composed.tree), "actor.model.model_type")
+    config = _find(composed, "actor.model", name, find_config) if isinstance(name, str) else None
+    defaults["actor"]["model"] = {} if config is None else defaults_of(config)
     return defaults
 
 
@@ -85,14 +88,10 @@ def _models(composed: Composed, tree: Tree) -> tuple[ModelConfig, ModelConfig]:
 
 def _model(composed: Composed, block: Tree, path: str) -> ModelConfig:
     """A model block as its model's own `Config`."""
-    available = ", ".join(available_models())
     if "model_type" not in block:
+        available = ", ".join(available_models())
         raise UserError(f"{composed.origin(path)}: {path}.model_type is required; available: {available}")
-    name = block["model_type"]
-    if name not in available_models():
-        source = composed.origin(f"{path}.model_type")
-        raise UserError(f"{source}: {path}.model_type {name} is not available; available: {available}")
-    cls = find_config(name)
+    cls = _find(composed, path, block["model_type"], find_config)
     return convert(cls, block, path, composed.origin, frozenset(key_paths(cls, path)))
 
 
@@ -101,7 +100,8 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
     model, privileged = cfg.actor.model, []
     for name, env in (("train", cfg.env.train), ("eval", cfg.env.eval)):  # eval blocks often refer to the training one
         if get(composed.tree, f"env.{name}") is not ABSENT:
-            _check_simulator(composed, env, f"env.{name}")
+            _find(composed, f"env.{name}", env.env_type, find_simulator)
+            env_options(env, f"env.{name}", composed.origin)  # refuses what the simulator does not know
             privileged.append(env_spec(env, f"env.{name}").critic_state_dim)
     trained = policy_folder(cfg.runner.ckpt_path) if cfg.runner.ckpt_path is not None else None
     if trained is not None:
@@ -122,18 +122,9 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
     )
 
 
-def _check_simulator(composed: Composed, env: EnvConfig, path: str) -> None:
-    """Refuse an unknown simulator, or options it does not have."""
-    if env.env_type not in available_simulators():
-        raise UserError(
-            f"{composed.origin(f'{path}.env_type')}: {path}.env_type {env.env_type} is not available; "
-            f"available: {', '.join(available_simulators())}"
-        )
-    options = find_simulator(env.env_type).Options
-    known = frozenset(f"{path}.init_params.{f.name}" for f in fields(options))
-
-    convert(options, env.init_params, f"{path}.init_params", composed.origin, known)
-
-
-def _model_type(composed: Composed, role: str) -> Any:
-    return OmegaConf.select(OmegaConf.create(composed.tree), f"{role}.model.model_type")
+def _find(composed: Composed, path: str, name: Any, find: Callable[[str], Found]) -> Found:
+    """What `find` finds under a name that the block at `path` gives; an error names the block and its file."""
+    try:
+        return find(str(name))
+    except UserError as error:
+        raise UserError(f"{composed.origin(path)}: {path}.{error}") from error

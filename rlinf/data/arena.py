@@ -5,44 +5,12 @@ Letters: T chunks, B columns (envs of the rank x stages x rollout epochs), C act
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from rlinf.data.layout import Columns, row_numbers
 from rlinf.data.types import EnvStep, PolicyOutput, Trajectory
 
 Tensor = torch.Tensor
-
-
-@dataclass(frozen=True)
-class Columns:
-    """How the columns of a rank are laid out: groups of envs first, then stages, epochs and the members of a group.
-
-    The rows of any range of envs lie together, whatever the number of ranks: rank after rank, arenas of any placement
-    hold the same columns in the same order. Members of a group are neighbours.
-    """
-
-    num_envs: int  # of the rank in one stage
-    stages: int = 1
-    epochs: int = 1
-    group_size: int = 1
-
-    def __len__(self) -> int:
-        return self.num_envs * self.stages * self.epochs
-
-    def of_envs(self, first: int, end: int) -> slice:
-        """The columns of the envs first..end (whole groups) of every stage and epoch."""
-        per_env = self.stages * self.epochs
-        return slice(first * per_env, end * per_env)
-
-    def part(self, x: Tensor, stage: int, epoch: int) -> Tensor:
-        """The view [groups, members, ...] of x [B, ...] that belongs to one stage and epoch."""
-        groups = self.num_envs // self.group_size
-        return x.view(groups, self.stages, self.epochs, self.group_size, *x.shape[1:])[:, stage, epoch]
-
-    def numbers(self, stage: int, epoch: int) -> Tensor:
-        """The column of every env of one stage and epoch, i64 [num_envs]."""
-        return self.part(torch.arange(len(self)), stage, epoch).reshape(-1)
 
 
 class RowCache:
@@ -121,7 +89,8 @@ class Arena:
         for key, value in out.replay.items():
             self._put(self.replay[key][t], stage, epoch, value)
         if out.cache is not None:
-            self.cache.put(t * len(self.columns) + self.columns.numbers(stage, epoch), out.cache)
+            rows = row_numbers(t, self.columns.numbers(stage, epoch), len(self.columns))
+            self.cache.put(torch.from_numpy(rows), out.cache)
 
     def write_result(self, t: int, stage: int, epoch: int, step: EnvStep) -> None:
         """Store what the env answered to chunk t."""
@@ -136,7 +105,8 @@ class Arena:
     def write_final_values(self, t: int, stage: int, epoch: int, rows: Tensor, values: Tensor) -> None:
         """Store V(final_obs) for the rows of this call whose episode ended in chunk t and was reset."""
         assert self.final_values is not None
-        self.final_values[t, self.columns.numbers(stage, epoch)[rows]] = values.cpu()
+        columns = torch.from_numpy(self.columns.numbers(stage, epoch))
+        self.final_values[t, columns[rows]] = values.cpu()
 
     def write_last_values(self, stage: int, epoch: int, values: Tensor) -> None:
         """Store V of the observation after the last chunk."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rlinf.config.schema import CollectConfig, Config
 from rlinf.data.noise import generator
+from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.demos.writer import DatasetWriter
-from rlinf.envs.expert import Demo, DemoJob, DemoPlayer
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 

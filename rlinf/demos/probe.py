@@ -9,10 +9,11 @@ from typing import Self
 
 import torch
 
-from rlinf.config.schema import Config, VideoConfig
+from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
 from rlinf.data.types import EpisodeRecord, Moment, Observation
 from rlinf.envs.bridge import Bridge
+from rlinf.envs.config import VideoConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
 from rlinf.metrics.stats import Rate

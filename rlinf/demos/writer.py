@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlinf.envs.sim.base import EnvSpec
 from rlinf.errors import UserError
+from rlinf.simulators.contract import EnvSpec
 
 VERSION = "v3.0"
 MAIN_IMAGE = "observation.images.main"

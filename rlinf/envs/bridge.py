@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rlinf.envs.sim.base import EnvSpec
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec
+from rlinf.simulators.contract import EnvSpec
 
 ARM_POSE = 7  # position, rotation, gripper: what policies of one arm give
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlinf.config.schema import EnvConfig
 from rlinf.data.noise import generator
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.sim.base import EnvSpec
+from rlinf.envs.config import EnvConfig
+from rlinf.simulators.contract import EnvSpec
 
 
 @dataclass

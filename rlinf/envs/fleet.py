@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.sim.base import EnvSpec
-from rlinf.envs.supervise import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
+from rlinf.envs.sim_process import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
 from rlinf.errors import SimulatorError
+from rlinf.simulators.contract import EnvSpec
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from rlinf.config.schema import EnvConfig
 from rlinf.data.types import EnvStep, EpisodeRecord, Observation, Tensor
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.episodes import Episode, EvalIds, TrainIds
 from rlinf.envs.fleet import Fleet
-from rlinf.envs.sim.base import EnvSpec
 from rlinf.envs.spec import env_options
 from rlinf.envs.video import VideoRecorder
 from rlinf.errors import SimulatorError, UserError
+from rlinf.simulators.contract import EnvSpec
 
 
 class VecEnv:

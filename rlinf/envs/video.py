@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.config.schema import VideoConfig
+from rlinf.envs.config import VideoConfig
 from rlinf.errors import UserError
 
 # 3x5 letters: five rows of three bits, as octal digits

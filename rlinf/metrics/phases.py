@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf.runtime.placement import COMPONENTS, Plan
+from rlinf.placement.grammar import COMPONENTS
+from rlinf.placement.plan import Plan
 
 Seconds = Mapping[str, float]  # method -> seconds of one rank
 Busy = Mapping[str, Sequence[Seconds]]  # role -> its ranks

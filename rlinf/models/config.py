@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal, Self
 
-from rlinf.errors import UserError
+from rlinf.plugins import MODEL, available, dotted_path, import_attribute
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,17 @@ def is_placeholder(path: str | None) -> bool:
     return path is not None and path.startswith("/path/to")
 
 
-def available_models() -> list[str]:
-    """Every model_type: the folders beside this file that declare a Config."""
-    return sorted(p.parent.name for p in Path(__file__).parent.glob("*/config.py"))
+@cache
+def own_models() -> dict[str, str]:
+    """The models of rlinf: model_type -> package. Every folder beside this file that declares a Config is one."""
+    return {p.parent.name: f"rlinf.models.{p.parent.name}" for p in sorted(Path(__file__).parent.glob("*/config.py"))}
+
+
+def available_models() -> tuple[str, ...]:
+    """Every model_type that needs no dotted path."""
+    return available(MODEL, list(own_models()))
 
 
 def find_config(model_type: str) -> type[ModelConfig]:
-    """The `Config` of a model, by the name of its folder."""
-    if model_type not in available_models():
-        raise UserError(f"unknown model_type {model_type!r}; available: {', '.join(available_models())}")
-    return importlib.import_module(f"rlinf.models.{model_type}.config").Config
+    """The `Config` of a model; it imports no torch."""
+    return import_attribute(MODEL, f"{dotted_path(MODEL, model_type, own_models())}.config.Config")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, Self
@@ -12,7 +11,8 @@ from torch import nn
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
-from rlinf.models.config import ModelConfig, PolicySpec
+from rlinf.models.config import ModelConfig, PolicySpec, own_models
+from rlinf.plugins import MODEL, dotted_path, import_attribute
 
 SeenLoss = Callable[[torch.Tensor], torch.Tensor]  # of the mean image token f32 [B, W]
 
@@ -102,5 +102,5 @@ class Policy(nn.Module):
 
 
 def find_policy(model_type: str) -> type[Policy]:
-    """The `Policy` class of a model, by the name of its folder."""
-    return importlib.import_module(f"rlinf.models.{model_type}.policy").Policy
+    """The `Policy` class of a model."""
+    return import_attribute(MODEL, f"{dotted_path(MODEL, model_type, own_models())}.policy.Policy")

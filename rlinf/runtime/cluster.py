@@ -10,11 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from rlinf.config.schema import Config
+from rlinf.data.layout import Piece
 from rlinf.data.struct import TensorStruct
 from rlinf.errors import UserError
-from rlinf.runtime.placement import Plan
-
-Route = list[tuple[int, int, int]]  # pieces of one destination rank: (source rank, first row, end row)
+from rlinf.placement.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Routed:
     """One batch spread over the ranks of a group, and how the next group's ranks cut it."""
 
     futures: Sequence[Any]  # one per source rank
-    routes: Sequence[Route]  # one per destination rank
+    routes: Sequence[Sequence[Piece]]  # one per destination rank
 
 
 class Group(Protocol):
@@ -81,6 +80,6 @@ def make_cluster(cfg: Config, plan: Plan) -> Cluster:
         from rlinf.runtime.local import LocalCluster
 
         return LocalCluster(cfg, plan)
-    from rlinf.runtime.ray import RayCluster
+    from rlinf.runtime.ray.cluster import RayCluster
 
     return RayCluster(cfg, plan)

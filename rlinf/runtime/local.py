@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from rlinf.config.schema import Config
+from rlinf.data.layout import Piece
+from rlinf.placement.plan import Plan
 from rlinf.runtime.cluster import Routed, merge
-from rlinf.runtime.distributed import disconnect
-from rlinf.runtime.placement import Plan
+from rlinf.runtime.process_group import disconnect
 from rlinf.runtime.worker import Process, Worker, limit_threads
 
 SWITCH_S = 0.0005  # a worker that computes in Python lets the next one on after this; Python's own 5 ms leave GPUs idle
@@ -38,7 +39,7 @@ class LocalGroup:
         return [self.one(rank, method, *args, **kwargs) for rank in range(len(self))]
 
     def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
-        def run(worker: Worker, route: list[tuple[int, int, int]]) -> Any:
+        def run(worker: Worker, route: Sequence[Piece]) -> Any:
             pieces = [routed.futures[source].result() for source, _, _ in route]
             return worker.invoke(method, merge(pieces, [(lo, hi) for _, lo, hi in route]), **kwargs)
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 
-from rlinf.data.flat import Span, as_bytes, buckets
+from rlinf.data.byte_spans import Span, as_bytes, buckets
 from rlinf.errors import UserError
 from rlinf.models.policy import Policy
-from rlinf.runtime.distributed import Team
+from rlinf.runtime.process_group import Team
 
 Tensor = torch.Tensor
 BUCKET_BYTES = 64 << 20

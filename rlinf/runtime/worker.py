@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from rlinf.config.schema import Config
-from rlinf.runtime.distributed import Team
-from rlinf.runtime.placement import Plan
+from rlinf.placement.plan import Plan
+from rlinf.runtime.process_group import Team
 
 
 def limit_threads(cfg: Config) -> None:

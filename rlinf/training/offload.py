@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rlinf.data.flat import buckets
+from rlinf.data.byte_spans import buckets
 from rlinf.training.optim import named_tensors
 from rlinf.training.parallel import Alone
 

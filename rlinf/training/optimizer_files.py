@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlinf.errors import UserError
-from rlinf.models.tensor_files import read_headers
+from rlinf.models.files.tensor_files import read_headers
 
 Tensor = torch.Tensor
 SINGLE = "optimizer.safetensors"

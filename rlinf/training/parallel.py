@@ -15,7 +15,7 @@ import torch
 from rlinf.config.schema import ActorConfig
 from rlinf.data.types import PolicyEval
 from rlinf.models.policy import Policy
-from rlinf.runtime.distributed import Team
+from rlinf.runtime.process_group import Team
 from rlinf.training.optim import MasterAdamW, make_optimizer, named_tensors
 from rlinf.training.optimizer_files import Rows
 

@@ -22,8 +22,8 @@ from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
+from rlinf.models.files.policy_folder import TEMPORARY
 from rlinf.models.policy import Policy, find_policy
-from rlinf.models.saved import TEMPORARY
 from rlinf.runtime.worker import limit_threads
 from rlinf.training.optim import MasterAdamW
 

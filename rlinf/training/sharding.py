@@ -33,10 +33,10 @@ from torch.distributed.tensor import DTensor
 from rlinf.config.schema import ActorConfig, FsdpConfig
 from rlinf.data.types import PolicyEval
 from rlinf.errors import UserError
-from rlinf.models.nn.checkpointing import BlockStack
 from rlinf.models.nn.packed import Packed
+from rlinf.models.nn.recompute import BlockStack
 from rlinf.models.policy import Policy
-from rlinf.runtime.distributed import Team, alone
+from rlinf.runtime.process_group import Team, alone
 from rlinf.training.optim import MasterAdamW, optimizer_of
 from rlinf.training.optimizer_files import Rows
 from rlinf.training.parallel import DTYPES, Alone, agree, sum_gradients

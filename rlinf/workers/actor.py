@@ -9,11 +9,13 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rlinf.algorithms.advantages import compute_targets
 from rlinf.algorithms.losses import compute_loss
 from rlinf.data.arena import Arena, RowCache
+from rlinf.data.layout import chunk_and_column, global_batches
 from rlinf.data.noise import generator
 from rlinf.data.types import ArenaRows, Trajectory
 from rlinf.metrics.reduce import Accumulator
@@ -112,27 +114,23 @@ class ActorWorker(Worker):
         return self.memory.onload()
 
     def _global_batches(self, step: int) -> Iterator[torch.Tensor]:
-        """This rank's row numbers of each optimiser step, a new keyed shuffle every epoch.
-
-        Columns are cut into as many equal strata as divide both the columns and the global batch of all ranks. A global
-        batch takes as many rows from each, so that it holds the same rows on any number of ranks.
-        """
+        """This rank's row numbers of each optimiser step, a new keyed shuffle every epoch."""
         num_chunks, columns = self.trajectory.logprobs.shape[:2]
-        size, ranks = self.cfg.actor.global_batch_size, self.team.size
-        strata = math.gcd(columns * ranks, size)
-        width, share = columns * ranks // strata, size // strata
         seed = self.cfg.runner.seed + self.cfg.actor.seed
         for epoch in range(self.cfg.algorithm.update_epoch):
-            mine = []
-            for local in range(strata // ranks):
-                stratum = self.team.rank * (strata // ranks) + local
-                order = torch.from_numpy(
-                    generator(seed, "shuffle", step, epoch, stratum).permutation(num_chunks * width)
-                )
-                mine.append(order // width * columns + local * width + order % width)
-            rows = torch.stack(mine)  # [strata of this rank, T x width]
-            for first in range(0, rows.shape[1], share):
-                yield rows[:, first : first + share].reshape(-1)
+
+            def shuffle(stratum: int, count: int, epoch: int = epoch) -> np.ndarray:
+                return generator(seed, "shuffle", step, epoch, stratum).permutation(count)
+
+            for rows in global_batches(
+                num_chunks,
+                columns,
+                batch_size=self.cfg.actor.global_batch_size,
+                ranks=self.team.size,
+                rank=self.team.rank,
+                shuffle=shuffle,
+            ):
+                yield torch.from_numpy(rows)
 
     def _optimizer_step(self, rows: torch.Tensor, *, first: bool) -> Accumulator:
         """One global batch: accumulate gradients over micro batches, clip, step. Returns this rank's metrics."""
@@ -172,10 +170,10 @@ class ActorWorker(Worker):
         self, rows: torch.Tensor, metrics: Accumulator, *, critic_only: bool, measure_gap: bool, cached: bool
     ) -> torch.Tensor:
         cfg, traj = self.cfg.algorithm, self.trajectory
-        chunks, columns = rows // traj.logprobs.shape[1], rows % traj.logprobs.shape[1]
+        at = chunk_and_column(rows, traj.logprobs.shape[1])
 
         def take(x: torch.Tensor) -> torch.Tensor:
-            return x[chunks, columns].to(self.device)
+            return x[at].to(self.device)
 
         use_critic = cfg.loss_type != "actor"
         new = self.parallel.evaluate(
@@ -214,7 +212,7 @@ class ActorWorker(Worker):
         traj, proximal = self.trajectory, torch.empty_like(self.trajectory.logprobs)
         num_chunks, columns = traj.logprobs.shape[:2]
         for rows in torch.arange(num_chunks * columns).split(self.cfg.actor.micro_batch_size):
-            at = rows // columns, rows % columns
+            at = chunk_and_column(rows, columns)
             replay = {k: v[at].to(self.device) for k, v in traj.replay.items()}
             with torch.no_grad():
                 new = self.parallel.evaluate(replay, values=False, entropy=False, cache=None)
@@ -230,7 +228,7 @@ class ActorWorker(Worker):
         if mask is None or self.targets.mask_sum is not None or self.cfg.compat is not None:
             counts = torch.tensor([len(micro) for micro in micros])
         else:
-            counts = torch.stack([mask[micro // columns, micro % columns].sum() for micro in micros])
+            counts = torch.stack([mask[chunk_and_column(micro, columns)].sum() for micro in micros])
         return (counts / self.team.sum(counts.sum()).clamp(min=1)).tolist()
 
     def _cached(self, micros: Sequence[torch.Tensor]) -> list[bool]:

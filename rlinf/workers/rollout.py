@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from rlinf.data.arena import Arena, Columns
+from rlinf.data.arena import Arena
+from rlinf.data.layout import Columns
 from rlinf.data.noise import Noise
 from rlinf.data.types import ArenaRows, EnvStep, Moment, Trajectory
 from rlinf.models.policy import Policy, find_policy

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.bench import Bottleneck, find_bottleneck, run_bench, table
+from rlinf.commands.bench import Bottleneck, find_bottleneck, run_bench, table
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.metrics.names import expand
-from rlinf.runtime.placement import make_plan
 from tests.runs import toy_config
 
 BALANCED = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf import doctor, jobs
+from rlinf.commands import doctor, jobs
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
 from tests.conftest import REPO

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf import jobs
+from rlinf.commands import jobs
+from rlinf.commands.export import export_policy, stored_settings
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
-from rlinf.export import export_policy, stored_settings
-from rlinf.models import lora
+from rlinf.models.files import lora
 from rlinf.models.policy import find_policy
 from tests.runs import make_runner, toy_config
 
@@ -47,7 +47,7 @@ def episodes(folder: Path, *overrides: str) -> list:
 
 
 def test_the_exported_policy_plays_the_same_episodes_without_peft(saved: Path, tmp_path: Path):
-    command = [sys.executable, "-m", "rlinf.cli", "export", str(saved), str(tmp_path / "plain")]
+    command = [sys.executable, "-m", "rlinf", "export", str(saved), str(tmp_path / "plain")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"policy: {tmp_path / 'plain'}\n"), done.stderr
     names = {p.name for p in (tmp_path / "plain").iterdir()}

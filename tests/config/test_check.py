@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.commands.plan_text import describe_plan
 from rlinf.config.check import Purpose, check_fit, registered
-from rlinf.config.describe import describe_plan
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
-from rlinf.config.schema import EnvConfig
+from rlinf.envs.config import EnvConfig
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, Surroundings, find_config
-from rlinf.runtime.placement import make_plan
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
 TWO_ENV_RANKS = "cluster.component_placement={env: 0:0-1, rollout: 0, actor: 0}"

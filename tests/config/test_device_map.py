@@ -7,12 +7,12 @@ import os
 import pytest
 import torch
 
-from rlinf.config.describe import describe_plan
-from rlinf.config.device_map import parameter_bytes
+from rlinf.commands.device_map import parameter_bytes
+from rlinf.commands.plan_text import describe_plan
+from rlinf.commands.units import ranks_text
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
-from rlinf.config.units import ranks_text
 from rlinf.models.policy import find_policy
-from rlinf.runtime.placement import make_plan
 
 VIRTUAL = ("cluster.num_nodes=2", "cluster.virtual_devices=8")
 SHARED = """\

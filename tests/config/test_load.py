@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.config import aliases
+from rlinf.compat import keys as aliases
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
@@ -30,8 +30,8 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
 
 def test_loading_imports_neither_torch_nor_ray() -> None:
     code = (
-        "import sys; from rlinf.config.load import load_config; from rlinf.config.describe import describe_plan;"
-        "from rlinf.runtime.placement import make_plan;"
+        "import sys; from rlinf.config.load import load_config; from rlinf.commands.plan_text import describe_plan;"
+        "from rlinf.config.derived import make_plan;"
         "cfg = load_config('metaworld_50_ppo_openpi', [], purpose='plan', devices=[8]);"
         "describe_plan(cfg, make_plan(cfg, [8]));"
         "print([m for m in ('torch', 'ray', 'mujoco', 'metaworld') if m in sys.modules])"
@@ -167,13 +167,14 @@ def test_placement_overrides_replace() -> None:
         ("runner: {resume_dir: 3}", "runner.resume_dir=3 must be a string or null"),
         (
             "algorithm: {reward_type: chunk_levl}",
-            "algorithm.reward_type='chunk_levl' must be 'chunk_level' or 'action_level'; did you mean 'chunk_level'?",
+            "algorithm.reward_type='chunk_levl' must be 'chunk_level' or 'action_level' (did you mean 'chunk_level'?)",
         ),
-        ("compat: rlinf-0.3", "compat='rlinf-0.3' must be 'rlinf-0.4' or null; did you mean 'rlinf-0.4'?"),
+        ("compat: rlinf-0.3", "compat='rlinf-0.3' must be 'rlinf-0.4' or null (did you mean 'rlinf-0.4'?)"),
         ("env: {train: {init_params: {image_size: big}}}", "env.train.init_params.image_size='big' must be an integer"),
         (
             "actor: {model: {model_type: openvla_2}}",
-            "actor.model.model_type openvla_2 is not available; available: openpi, openvla, openvla_oft",
+            "actor.model.model_type='openvla_2' is unknown (did you mean 'openvla'?); available: openpi, openvla, "
+            "openvla_oft, or the dotted path of your own (my_lab.my_module)",
         ),
     ],
 )
@@ -255,7 +256,7 @@ actor: {model: {OpenPI: {noise_level: 0.3}}}
     assert cfg.rollout.backend == "huggingface"
     assert cfg.actor.model.openpi.noise_level == 0.3
     assert cfg.actor.model.openpi.state_dim == 2  # the fragment's block is merged, not replaced
-    messages = [r.getMessage() for r in caplog.records if r.name == "rlinf.config.aliases"]
+    messages = [r.getMessage() for r in caplog.records if r.name == "rlinf.compat.keys"]
     assert messages.count("algorithm.rollout_epoch is now env.train.rollout_epoch") == 1
     assert "env.enable_offload is now env.train.enable_offload and env.eval.enable_offload" in messages
     assert "algorithm.n_chunk_steps is ignored: it is max_steps_per_rollout_epoch / num_action_chunks" in messages

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rlinf.config.compose import compose_config, resolve
-from rlinf.config.convert import defaults_of
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
+from rlinf.typed import defaults_of
 
 EMBODIMENT = Path(__file__).parents[2] / "examples/embodiment"
 CONFIGS = EMBODIMENT / "config"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rlinf.config.reference import names_read, page
+from rlinf.commands.key_reference import names_read, page
 from rlinf.models.config import available_models
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlinf.commands.key_reference import page
 from rlinf.config.load import load_config
-from rlinf.config.reference import page
 from rlinf.errors import UserError
 
 TWO_ON_ONE = "cluster.component_placement={'actor,rollout,env': '0:0-1'}"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 
-from rlinf.config.schema import EnvConfig
 from rlinf.data.types import EnvStep, Observation
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import available_simulators, env_spec, find_simulator
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError

@@ -2,7 +2,8 @@
 
 import torch
 
-from rlinf.data.arena import Arena, Columns, RowCache
+from rlinf.data.arena import Arena, RowCache
+from rlinf.data.layout import Columns
 from rlinf.data.types import PolicyOutput
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlinf.config.schema import ActorConfig, CollectConfig, Config, EnvConfig, EnvGroupConfig, RunnerConfig
+from rlinf.config.schema import ActorConfig, CollectConfig, Config, EnvGroupConfig, RunnerConfig
 from rlinf.demos.collect import collect_demos
 from rlinf.demos.dataset import DemoDataset
-from rlinf.envs.sim import toy
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
+from rlinf.simulators import toy
 
 
 def config(folder: Path, *, env: dict[str, Any] | None = None, seed: int = 0, **collect: Any) -> Config:

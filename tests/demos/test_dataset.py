@@ -14,8 +14,8 @@ import torch
 
 from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.writer import PRIVILEGED, DatasetWriter
-from rlinf.envs.sim.base import EnvSpec
 from rlinf.errors import UserError
+from rlinf.simulators.contract import EnvSpec
 
 SPEC = EnvSpec(
     suite="test",

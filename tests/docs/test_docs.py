@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlinf.cli import app
-from rlinf.config import reference
-from rlinf.config.aliases import DROPPED, RENAMED
-from rlinf.config.describe import describe_plan
+from rlinf.commands import key_reference as reference
+from rlinf.commands.cli import app
+from rlinf.commands.plan_text import describe_plan
+from rlinf.compat.keys import DROPPED, RENAMED
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
+from rlinf.placement.grammar import Slot, place_components
 from rlinf.runtime.cluster import make_cluster
-from rlinf.runtime.placement import Slot, make_plan, place_components
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-import rlinf.envs.sim.calvin as calvin
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.records import own_metrics, summarise
-from rlinf.envs.sim.base import AbsentError, SetupError
-from rlinf.envs.sim.calvin import Options, Scene
-from rlinf.envs.sim.calvin.data import check_folder, find_folder, read_annotations
-from rlinf.envs.sim.calvin.starts import CHAIN_SLOT, SCENES, ids_of, start_of
-from rlinf.envs.sim.calvin.symbolic import evaluation_sequences
-from rlinf.envs.sim.calvin.tasks import COLOURS, TASKS
-from rlinf.envs.sim.gl import egl_works
+import rlinf.simulators.calvin as calvin
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import NotInstalledError, UserError
+from rlinf.metrics.episodes import own_metrics, summarise
 from rlinf.metrics.names import expand
+from rlinf.simulators.calvin import Options, Scene
+from rlinf.simulators.calvin.data import check_folder, find_folder, read_annotations
+from rlinf.simulators.calvin.starts import CHAIN_SLOT, SCENES, ids_of, start_of
+from rlinf.simulators.calvin.symbolic import evaluation_sequences
+from rlinf.simulators.calvin.tasks import COLOURS, TASKS
+from rlinf.simulators.contract import AbsentError, SetupError
+from rlinf.simulators.opengl import egl_works
 
 pytestmark = pytest.mark.usefixtures("calvin_path")
 
@@ -204,7 +204,7 @@ def test_sentences_are_the_validation_ones_in_d_and_drawn_from_training_elsewher
 
 
 def test_fast_draws_the_robot_with_fewer_triangles_and_moves_it_the_same(calvin_path: Path) -> None:
-    from rlinf.envs.sim.calvin.stage import Stage
+    from rlinf.simulators.calvin.stage import Stage
 
     start, states, images = start_of(chain_id(3)), [], []
     for low_poly in (False, True):
@@ -245,7 +245,7 @@ def test_egl_draws_the_same_start_again() -> None:
 @pytest.mark.parametrize("scene_name", ["B", "C"])
 def test_corrected_cabinet_positions_rest_on_the_plank(scene_name: str, calvin_path: Path) -> None:
     """As published, a block in the left compartment falls past the plank, and lifting it could never count."""
-    from rlinf.envs.sim.calvin.stage import Stage
+    from rlinf.simulators.calvin.stage import Stage
 
     stage = Stage(calvin_path, low_poly=True)
     on_plank = {}
@@ -265,7 +265,7 @@ def test_corrected_cabinet_positions_rest_on_the_plank(scene_name: str, calvin_p
 @pytest.mark.parametrize("scene_name", SCENES)
 def test_seeded_starts_let_their_task_be_done(scene_name: str, calvin_path: Path) -> None:
     """After settling, what must be held is held by the robot alone, and what must lie somewhere lies there."""
-    from rlinf.envs.sim.calvin.stage import Stage
+    from rlinf.simulators.calvin.stage import Stage
 
     stage = Stage(calvin_path, image_size=16, wrist_size=16, low_poly=True)
     for task in ("place_in_drawer", "unstack_block", *(f"lift_{c}_block_drawer" for c in COLOURS)):

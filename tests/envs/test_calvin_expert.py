@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.expert import DemoJob, DemoPlayer
-from rlinf.envs.sim.calvin import Expert, Options, Scene, expert_moves
-from rlinf.envs.sim.calvin.expert import PLANS
-from rlinf.envs.sim.calvin.starts import CHAIN_SLOT, ids_of
-from rlinf.envs.sim.calvin.tasks import TASKS
+from rlinf.demos.player import DemoJob, DemoPlayer
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
+from rlinf.simulators.calvin import Expert, Options, Scene, expert_moves
+from rlinf.simulators.calvin.expert import PLANS
+from rlinf.simulators.calvin.starts import CHAIN_SLOT, ids_of
+from rlinf.simulators.calvin.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("calvin_path")
 
@@ -80,7 +80,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
 
 
 def test_every_task_has_a_plan_in_the_units_of_the_stage() -> None:
-    from rlinf.envs.sim.calvin import stage
+    from rlinf.simulators.calvin import stage
 
     assert set(PLANS) == set(TASKS)
     assert (expert_moves.STEP_LENGTH, expert_moves.STEP_ANGLE) == (stage.STEP_LENGTH, stage.STEP_ANGLE)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf.envs.sim.calvin.starts import CHAIN_SLOT, Start, ids_of, start_of
-from rlinf.envs.sim.calvin.tasks import TASKS, solved
+from rlinf.simulators.calvin.starts import CHAIN_SLOT, Start, ids_of, start_of
+from rlinf.simulators.calvin.tasks import TASKS, solved
 
 pytest.importorskip("calvin_env.envs", reason="calvin_env is not installed beside the project")
 
@@ -60,7 +60,7 @@ def test_states_images_and_judgement_are_the_published_ones(scene: str, checkout
     from calvin_env.envs.tasks import Tasks
     from omegaconf import OmegaConf
 
-    from rlinf.envs.sim.calvin.stage import Stage
+    from rlinf.simulators.calvin.stage import Stage
 
     oracle = Tasks(OmegaConf.load(calvin_path / "tasks/new_playtable_tasks.yaml").tasks)
     theirs, ours = published_env(checkout, scene), Stage(calvin_path)
@@ -103,7 +103,7 @@ def test_judgement_between_any_two_situations(checkout: Path, calvin_path: Path)
     from calvin_env.envs.tasks import Tasks
     from omegaconf import OmegaConf
 
-    from rlinf.envs.sim.calvin.stage import Stage
+    from rlinf.simulators.calvin.stage import Stage
 
     oracle = Tasks(OmegaConf.load(calvin_path / "tasks/new_playtable_tasks.yaml").tasks)
     theirs, ours = published_env(checkout, "D"), Stage(calvin_path, low_poly=True)

@@ -11,10 +11,12 @@ import pytest
 import yaml
 
 from rlinf.config.load import load_config
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.sim.calvin import symbolic
-from rlinf.envs.sim.calvin.chain import Chain
-from rlinf.envs.sim.calvin.starts import (
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.spec import env_options, env_spec, ids_of_task
+from rlinf.errors import UserError
+from rlinf.simulators.calvin import symbolic
+from rlinf.simulators.calvin.chain import Chain
+from rlinf.simulators.calvin.starts import (
     CHAIN_SLOT,
     GEOMETRY,
     SCENES,
@@ -25,10 +27,8 @@ from rlinf.envs.sim.calvin.starts import (
     start_of,
     task_states,
 )
-from rlinf.envs.sim.calvin.symbolic import after, evaluation_sequences, initial_states, random_chain
-from rlinf.envs.sim.calvin.tasks import COLOURS, JUDGES, TASKS, rotation_between
-from rlinf.envs.spec import env_options, env_spec, ids_of_task
-from rlinf.errors import UserError
+from rlinf.simulators.calvin.symbolic import after, evaluation_sequences, initial_states, random_chain
+from rlinf.simulators.calvin.tasks import COLOURS, JUDGES, TASKS, rotation_between
 
 SEQUENCES_SHA256 = "840cb992c69ce9b6d59f6020966b6300c15233f8e0b9667b6486c1962424d308"
 SCENE_OBS_SHA256 = "1a25eaf9bb3f57459937b95423f2a673e277945064e5c09c9c7cb97b3ff87150"
@@ -214,7 +214,7 @@ def test_suites_and_ids() -> None:
         ({"init_params": {"eval_sequences": 0}}, r"eval_sequences=0 must lie between 1 and 1000"),
         ({"init_params": {"camera_heights": 200, "image_size": 64}}, r"must be equal: they name one square image"),
         ({"init_params": {"wrist_image_size": 8}}, r"wrist_image_size=8 must be at least 16"),
-        ({"init_params": {"protocol": "oficial"}}, r"protocol='oficial' must be one of rl, official"),
+        ({"init_params": {"protocol": "oficial"}}, r"protocol='oficial' must be 'rl' or 'official'"),
         ({"init_params": {"protocol": "official"}}, r"max_episode_steps=100 must be at least 1800"),
     ],
 )

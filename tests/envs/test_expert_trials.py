@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlinf import jobs
+from rlinf.commands import jobs
 from rlinf.config.load import load_config
-from rlinf.config.schema import EnvConfig
+from rlinf.demos.player import play_trials
 from rlinf.envs import spec as specs
-from rlinf.envs.expert import play_trials
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.errors import UserError
 

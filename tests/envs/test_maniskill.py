@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-import rlinf.envs.sim.maniskill as maniskill
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.sim.base import AbsentError, SetupError
-from rlinf.envs.sim.maniskill import CRITIC_STATE, Options, Scene, level
-from rlinf.envs.sim.maniskill.assets import Assets, find_assets
-from rlinf.envs.sim.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode
-from rlinf.envs.sim.maniskill.picture import blend, compose, resize, shrink
-from rlinf.envs.sim.maniskill.suite import OOD, STRIDE
+import rlinf.simulators.maniskill as maniskill
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
+from rlinf.simulators.contract import AbsentError, SetupError
+from rlinf.simulators.maniskill import CRITIC_STATE, Options, Scene, level
+from rlinf.simulators.maniskill.assets import Assets, find_assets
+from rlinf.simulators.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode
+from rlinf.simulators.maniskill.picture import blend, compose, resize, shrink
+from rlinf.simulators.maniskill.suite import OOD, STRIDE
 
 pytestmark = pytest.mark.usefixtures("maniskill_path")
 
@@ -273,8 +273,8 @@ def test_the_object_jumps_after_five_actions() -> None:
 
 def test_the_published_layout_is_the_same_world(assets: Assets) -> None:
     """Everything parked beside the table changes neither a state nor a pixel."""
-    from rlinf.envs.sim.maniskill.stage import Stage
-    from rlinf.envs.sim.maniskill.studio import studio
+    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.studio import studio
 
     camera = studio(assets, (120, 160), "minimal")
     ours, theirs = Stage(assets), Stage(assets, parked=True)
@@ -293,8 +293,8 @@ def test_the_published_layout_is_the_same_world(assets: Assets) -> None:
 
 
 def test_a_small_picture_shows_what_the_large_one_does(assets: Assets) -> None:
-    from rlinf.envs.sim.maniskill.stage import Stage
-    from rlinf.envs.sim.maniskill.studio import NATIVE_SIZE, studio
+    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.studio import NATIVE_SIZE, studio
 
     stage = Stage(assets)
     stage.reset(episode(MAIN, "train", 107417))
@@ -305,8 +305,8 @@ def test_a_small_picture_shows_what_the_large_one_does(assets: Assets) -> None:
 
 
 def test_shader_packs_draw_the_same_bodies(assets: Assets) -> None:
-    from rlinf.envs.sim.maniskill.stage import Stage
-    from rlinf.envs.sim.maniskill.studio import studio
+    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.studio import studio
 
     stage = Stage(assets)
     stage.reset(episode(MAIN, "train", 107417))

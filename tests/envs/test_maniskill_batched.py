@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.config.schema import EnvConfig
 from rlinf.data.types import EnvStep, EpisodeRecord, Observation
 from rlinf.envs import fleet
-from rlinf.envs.sim.base import EnvSpec
-from rlinf.envs.sim.child import BatchWorker
-from rlinf.envs.sim.maniskill import level
-from rlinf.envs.sim.maniskill.batched import BatchedScenes
-from rlinf.envs.sim.maniskill.family import PREFIX, Episode, episode
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.sim_process import ScenesReply
 from rlinf.envs.spec import env_spec, eval_trials
-from rlinf.envs.supervise import ScenesReply
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
+from rlinf.simulators.child_program import BatchWorker
+from rlinf.simulators.contract import EnvSpec
+from rlinf.simulators.maniskill import level
+from rlinf.simulators.maniskill.batched import BatchedScenes
+from rlinf.simulators.maniskill.family import PREFIX, Episode, episode
 
 MAIN = PREFIX + "Main-v3"
 CHUNK, NUM_ENVS = 4, 4

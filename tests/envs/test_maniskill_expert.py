@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf.envs.sim.maniskill import Expert, Options, level
-from rlinf.envs.sim.maniskill.assets import find_assets
-from rlinf.envs.sim.maniskill.expert import MAX_MOVE, MAX_TURN, euler, matrix, rotation, rotation_vector
-from rlinf.envs.sim.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode, variant
-from rlinf.envs.sim.maniskill.grasps import BAR, TABLE_Z, TIP, find_grasp, surface
+from rlinf.simulators.maniskill import Expert, Options, level
+from rlinf.simulators.maniskill.assets import find_assets
+from rlinf.simulators.maniskill.expert import MAX_MOVE, MAX_TURN, euler, matrix, rotation, rotation_vector
+from rlinf.simulators.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode, variant
+from rlinf.simulators.maniskill.grasps import BAR, TABLE_Z, TIP, find_grasp, surface
 
 STEPS = 80
 NOTHING = np.zeros((0, 3))
@@ -39,7 +39,7 @@ def assets(maniskill_path: Path):
 @pytest.fixture
 def play(assets):
     """Plays an episode up to success, or for `more` steps after it."""
-    from rlinf.envs.sim.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.stage import Stage
 
     def run(name: str, obj_set: str, episode_id: int, *, noise: float = 0.0, more: int = 0) -> World:
         world, expert, rng = World(Stage(assets), np.zeros((0, 7)), []), Expert(Options()), np.random.default_rng(0)

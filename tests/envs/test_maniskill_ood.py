@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf import jobs
+from rlinf.commands import jobs
 from rlinf.config.load import load_config
-from rlinf.config.schema import EnvConfig
 from rlinf.data.types import EpisodeRecord
 from rlinf.demos.collect import collect_demos
-from rlinf.envs.records import group_rates, summarise, task_rates
-from rlinf.envs.sim.maniskill import Options, spec
-from rlinf.envs.sim.maniskill.family import PREFIX, VARIANTS
-from rlinf.envs.sim.maniskill.suite import OOD, STRIDE
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import eval_trials
+from rlinf.metrics.episodes import group_rates, summarise, task_rates
 from rlinf.metrics.stats import Rate
+from rlinf.simulators.maniskill import Options, spec
+from rlinf.simulators.maniskill.family import PREFIX, VARIANTS
+from rlinf.simulators.maniskill.suite import OOD, STRIDE
 
 ROWS = 16
 TINY = ["env.eval.num_processes=1", "env.eval.total_num_envs=1", "env.eval.init_params.image_size=32"]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.envs.sim.gl import choose_backend
-from rlinf.envs.sim.maniskill import Options, Scene
-from rlinf.envs.sim.maniskill.family import PREFIX
+from rlinf.simulators.maniskill import Options, Scene
+from rlinf.simulators.maniskill.family import PREFIX
+from rlinf.simulators.opengl import choose_backend
 from tests.envs.test_maniskill import BOTTLE, solve
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mani_skill") is None, reason="ManiSkill is not installed")
@@ -28,7 +28,7 @@ def test_an_episode_with_a_grasp(reset_id: int, maniskill_path: Path) -> None:
     ours = [scene.stage.step(action) for action in actions]
 
     choose_backend("auto")  # ManiSkill imports MuJoCo, which reads the choice once
-    from rlinf.envs.sim.maniskill.registered import PutOnPlate
+    from rlinf.simulators.maniskill.registered import PutOnPlate
 
     theirs = PutOnPlate(
         task=PREFIX + "Main-v3", num_envs=1, obs_mode="none", sim_backend="physx_cpu", render_backend="cpu"

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.envs.sim.maniskill import CRITIC_STATE, Options, level
-from rlinf.envs.sim.maniskill.batched import DISTANCES, JUDGED, BatchedScenes
-from rlinf.envs.sim.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode, total_trials
+from rlinf.simulators.maniskill import CRITIC_STATE, Options, level
+from rlinf.simulators.maniskill.batched import DISTANCES, JUDGED, BatchedScenes
+from rlinf.simulators.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode, total_trials
 
 MAIN = PREFIX + "Main-v3"
 SMALL = (60, 80)
@@ -43,7 +43,7 @@ def registered(env_id: str, obj_set: str, size: tuple[int, int] = SMALL, obs_mod
     """`gym.make` on CPU physics; in the simulator's process."""
     import gymnasium
 
-    importlib.import_module("rlinf.envs.sim.maniskill.registered")
+    importlib.import_module("rlinf.simulators.maniskill.registered")
     return gymnasium.make(
         env_id,
         obj_set=obj_set,
@@ -138,8 +138,8 @@ def test_golden_episodes(run: Run, golden_dir: Path, max_delta: Callable[..., fl
 
 def play_beside_stage(env_id: str, episode_id: int) -> list[tuple[Any, Any]]:
     """An expert's episode on our stage, and the same actions here; pairs of what each saw, in that order."""
-    from rlinf.envs.sim.maniskill import Scene
-    from rlinf.envs.sim.maniskill.expert import Expert
+    from rlinf.simulators.maniskill import Scene
+    from rlinf.simulators.maniskill.expert import Expert
 
     gym_env = registered(env_id, "train")  # before the studio: both must draw with the same device
     options = Options(id=env_id, image_size=SMALL)
@@ -246,10 +246,10 @@ def test_gym_users_get_the_same_picture_and_clear_errors(run: Run) -> None:
 
 def compose_both_ways(area: str) -> tuple[np.ndarray, np.ndarray]:
     """Three masks at once in torch, and one by one as the studio does."""
-    from rlinf.envs.sim.maniskill.assets import find_assets
-    from rlinf.envs.sim.maniskill.batched_picture import Backdrops
-    from rlinf.envs.sim.maniskill.family import Texture
-    from rlinf.envs.sim.maniskill.picture import blend, compose
+    from rlinf.simulators.maniskill.assets import find_assets
+    from rlinf.simulators.maniskill.batched_picture import Backdrops
+    from rlinf.simulators.maniskill.family import Texture
+    from rlinf.simulators.maniskill.picture import blend, compose
 
     registered(MAIN, "train")  # reading a picture needs a renderer
     assets = find_assets([(PREFIX + "VisionTexture03-v1", "test")])
@@ -282,7 +282,7 @@ def test_textures_of_a_batch_are_those_of_single_pictures(run: Run, area: str) -
 
 def judge_two_rows() -> list[list[list[bool]]]:
     """Row 0 grasps for six steps; row 1 is reset in between and grasps for two."""
-    from rlinf.envs.sim.maniskill.batched_judge import Judge
+    from rlinf.simulators.maniskill.batched_judge import Judge
 
     judge = Judge(2, torch.device("cpu"))
     sizes = torch.tensor([[0.04, 0.04, 0.02]]).expand(2, 3)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.expert import Demo, DemoJob, DemoPlayer
-from rlinf.envs.sim.base import TASK_STRIDE
-from rlinf.envs.sim.gl import choose_backend
-from rlinf.envs.sim.metaworld import Options, Scene, all_tasks, task_table
+from rlinf.demos.player import Demo, DemoJob, DemoPlayer
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec, ids_of_task
+from rlinf.simulators.contract import TASK_STRIDE
+from rlinf.simulators.metaworld import Options, Scene, all_tasks, task_table
+from rlinf.simulators.opengl import choose_backend
 
 choose_backend("auto")  # MuJoCo reads it when it is imported
 pytest.importorskip("metaworld")
@@ -154,7 +154,7 @@ def test_experts_succeed_and_labels_are_clean(demos: list[Demo]) -> None:
 
 def test_images_drawn_side_by_side() -> None:
     """What a GPU does with the scenes of a process: drawn on one sheet, fetched together, as if drawn alone."""
-    from rlinf.envs.sim.metaworld_stage import Canvas
+    from rlinf.simulators.metaworld.stage import Canvas
 
     played = scene("handle-press-side-v3", 4)
     stage, options = played._stage, played.options

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.sim.base import IdGrid
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import (
     available_simulators,
     check_setup,
@@ -19,11 +18,12 @@ from rlinf.envs.spec import (
     ids_of_task,
 )
 from rlinf.errors import UserError
+from rlinf.simulators.contract import IdGrid
 
 
 def test_simulators_are_found_by_file_name() -> None:
     assert {"toy", "metaworld"} <= set(available_simulators())
-    assert find_simulator("toy").__name__ == "rlinf.envs.sim.toy"
+    assert find_simulator("toy").__name__ == "rlinf.simulators.toy"
 
 
 def test_missing_files_are_known_before_the_simulator_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,15 +34,16 @@ def test_missing_files_are_known_before_the_simulator_starts(monkeypatch: pytest
 
 
 def test_bad_names_and_options_say_what_is_near() -> None:
-    with pytest.raises(UserError, match=r"env_type='metawrld' is not a simulator \(did you mean 'metaworld'\?\)"):
+    with pytest.raises(UserError, match=r"env_type='metawrld' is unknown \(did you mean 'metaworld'\?\)"):
         find_simulator("metawrld")
     with pytest.raises(
-        UserError, match=r"env\.eval\.init_params\.image_sise is not an option of 'toy' \(did you mean 'image_"
+        UserError,
+        match=r"unknown key env\.eval\.init_params\.image_sise; did you mean env\.eval\.init_params\.image_s",
     ):
         env_options(EnvConfig(env_type="toy", init_params={"image_sise": 3}), "env.eval")
-    with pytest.raises(UserError, match=r"env\.train\.init_params\.render='nice' must be one of exact, fast"):
+    with pytest.raises(UserError, match=r"env\.train\.init_params\.render='nice' must be 'exact' or 'fast'"):
         env_options(EnvConfig(env_type="metaworld", init_params={"render": "nice"}))
-    with pytest.raises(UserError, match=r"env\.train\.init_params\.image_size='big' must be int"):
+    with pytest.raises(UserError, match=r"env\.train\.init_params\.image_size='big' must be an integer"):
         env_options(EnvConfig(env_type="metaworld", init_params={"image_size": "big"}))
     with pytest.raises(UserError, match=r"env\.train\.task_suite_name: .*did you mean 'metaworld_50'"):
         env_spec(EnvConfig(env_type="metaworld", task_suite_name="metaworld_5"))
@@ -105,7 +106,7 @@ def test_eval_trials(num_trials: int, envs: int, expected: int) -> None:
 
 def test_specs_need_neither_torch_nor_the_simulator() -> None:
     code = (
-        "import sys; from rlinf.config.schema import EnvConfig; from rlinf.envs.spec import env_spec;"
+        "import sys; from rlinf.envs.config import EnvConfig; from rlinf.envs.spec import env_spec;"
         "env_spec(EnvConfig(env_type='metaworld'));"
         "print([m for m in ('torch', 'mujoco', 'metaworld', 'ray') if m in sys.modules])"
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf.config.schema import EnvConfig, VideoConfig
 from rlinf.data.types import EnvStep
+from rlinf.envs.config import EnvConfig, VideoConfig
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.envs.video import VideoRecorder

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlinf import doctor
-from rlinf.envs.sim import vulkan
-from rlinf.envs.sim.base import SetupError
+from rlinf.commands import doctor
 from rlinf.errors import NotInstalledError, UserError
+from rlinf.simulators import vulkan
+from rlinf.simulators.contract import SetupError
 
 pytest.importorskip("sapien")
 OLD = vulkan.Driver("llvmpipe (LLVM 15.0.6, 256 bits)", "llvmpipe", "Mesa 22.3.6")

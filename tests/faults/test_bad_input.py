@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlinf import cli
+from rlinf.commands import cli
 from tests.conftest import REPO
 from tests.runs import hide_gl
 
@@ -56,7 +56,7 @@ def call(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytes
 
 def rlinf(*arguments: str, **environment: str) -> Outcome:
     """`rlinf ARGUMENTS` as a user starts it."""
-    command = [sys.executable, "-m", "rlinf.cli", *arguments]
+    command = [sys.executable, "-m", "rlinf", *arguments]
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, env=env, check=False)
     return Outcome(done.returncode, done.stdout, done.stderr)
@@ -90,7 +90,7 @@ TABLE = {
     "wrong choice": (
         ["train", "toy_ppo_compact", "actor.model.openpi.noise_method=flow_sd"],
         "command line: actor.model.openpi.noise_method='flow_sd' must be 'flow_sde' or 'flow_noise' or 'flow_cps' or "
-        "'flow_ode'; did you mean 'flow_sde'?",
+        "'flow_ode' (did you mean 'flow_sde'?)",
     ),
     "12 envs, 2 ranks, 4 stages": (
         ["train", "toy_ppo_compact", TWO_ENV_RANKS, "env.train.total_num_envs=12", "rollout.pipeline_stage_num=4"],

@@ -32,7 +32,7 @@ def children(pid: int) -> list[int]:
 def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A training run in its second step or later."""
     arguments = ["runner.max_epochs=1000", f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[]"]
-    command = [sys.executable, "-m", "rlinf.cli", "train", "toy_ppo_compact", *arguments]
+    command = [sys.executable, "-m", "rlinf", "train", "toy_ppo_compact", *arguments]
     metrics = tmp_path / "metrics.jsonl"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=REPO) as process:
         while not metrics.exists() or not metrics.read_text():

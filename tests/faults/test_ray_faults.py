@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.config.derived import make_plan
 from rlinf.errors import UserError, WorkerDiedError
-from rlinf.runtime.host import cause_of_death
-from rlinf.runtime.placement import make_plan
-from rlinf.runtime.ray import RayCluster, find_nodes, open_session
+from rlinf.runtime.ray.cluster import RayCluster, find_nodes, open_session
+from rlinf.runtime.ray.host import cause_of_death
 from tests.conftest import REPO
 from tests.runs import leaked, toy_config, wait_gone
 from tests.runtime.ray_workers import Probe
@@ -76,7 +76,7 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     own = ["runner.max_epochs=1000", f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[]"]
-    command = [sys.executable, "-m", "rlinf.cli", "train", "toy_ppo_compact", *own, *PLACED]
+    command = [sys.executable, "-m", "rlinf", "train", "toy_ppo_compact", *own, *PLACED]
     environment = os.environ | {"RAY_ADDRESS": "127.0.0.1:1"}  # left behind by a cluster that is gone
     metrics = tmp_path / "metrics.jsonl"
     with subprocess.Popen(
@@ -168,14 +168,14 @@ def test_clusters_that_are_not_there_are_refused_at_once(tmp_path, monkeypatch):
     assert "must be `auto`, host:port" in refuse("cluster.ray_address=somewhere")
     assert "needs a Ray cluster to join: `ray start --head`" in refuse("cluster.num_nodes=2")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setattr("rlinf.runtime.session.ANSWER_DEADLINE_S", 0.2)
+        monkeypatch.setattr("rlinf.runtime.ray.session.ANSWER_DEADLINE_S", 0.2)
         assert "no Ray head answers (timed out)" in refuse(f"cluster.ray_address=127.0.0.1:{deaf.getsockname()[1]}")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # left behind by a cluster that is gone
     assert ":1: no Ray head answers" in refuse("cluster.ray_address=auto")
 
 
 def test_missing_nodes_are_counted(tmp_path, ray_address, monkeypatch):
-    monkeypatch.setattr("rlinf.runtime.ray.NODES_DEADLINE_S", 0.0)
+    monkeypatch.setattr("rlinf.runtime.ray.cluster.NODES_DEADLINE_S", 0.0)
     join = [f"cluster.ray_address={ray_address}", "cluster.virtual_devices=1"]
     session = open_session(toy_config(tmp_path, *join, "cluster.num_nodes=2"))
     try:

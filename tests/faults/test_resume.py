@@ -31,7 +31,7 @@ def checkpoint(folder: Path, step: int = 4) -> Path:
 def train(folder: Path) -> list[str]:
     """The command line of the run; every run uses it, so that all have the same number of threads."""
     own = [f"runner.logger.log_path={folder}", "runner.logger.logger_backends=[]"]
-    return [sys.executable, "-m", "rlinf.cli", "train", "toy_ppo_compact", *own, *OVERRIDES]
+    return [sys.executable, "-m", "rlinf", "train", "toy_ppo_compact", *own, *OVERRIDES]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_kill_and_resume_equals_an_uninterrupted_run(tmp_path, uninterrupted):
 
 
 def test_sigterm_saves_the_running_step_and_leaves_with_its_own_status(tmp_path):
-    command = [sys.executable, "-m", "rlinf.cli", "train", "toy_ppo_compact", "runner.max_epochs=1000"]
+    command = [sys.executable, "-m", "rlinf", "train", "toy_ppo_compact", "runner.max_epochs=1000"]
     command += [f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[]"]
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text():

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf.config.schema import EnvConfig
-from rlinf.envs.expert import DemoJob, DemoPlayer
+from rlinf.demos.player import DemoJob, DemoPlayer
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import SimulatorError, UserError

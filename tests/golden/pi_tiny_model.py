@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlinf.models.checkpoint import load_weights
+from rlinf.models.files.weights import load_weights
 from rlinf.models.openpi.architecture import Architecture
 from rlinf.models.openpi.config import Config, OpenPiOptions
 from rlinf.models.openpi.model import PiNet, Prefix

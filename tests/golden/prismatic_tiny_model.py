@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rlinf.models.checkpoint import plain_targets, prepare
+from rlinf.models.files.weights import plain_targets, prepare
 from rlinf.models.prismatic.architecture import BASE, Architecture
 from rlinf.models.prismatic.model import PrismaticNet
 from rlinf.models.prismatic.weights import SIDE, published_names

@@ -13,7 +13,7 @@ from prismatic_tiny_model import architecture, full_images, tiny_net
 from torch import Tensor
 
 from rlinf.data.types import PolicyEval
-from rlinf.models.checkpoint import load_weights
+from rlinf.models.files.weights import load_weights
 from rlinf.models.policy import find_policy
 from rlinf.models.prismatic.options import PrismaticConfig
 from rlinf.models.prismatic.policy import PrismaticPolicy

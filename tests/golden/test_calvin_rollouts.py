@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf.envs.sim.calvin.starts import CHAIN_SLOT, ids_of, start_of
+from rlinf.simulators.calvin.starts import CHAIN_SLOT, ids_of, start_of
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def stored(golden_dir: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def stage(calvin_path: Path):
-    from rlinf.envs.sim.calvin.stage import Stage
+    from rlinf.simulators.calvin.stage import Stage
 
     made = Stage(calvin_path)
     yield made

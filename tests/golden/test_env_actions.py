@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlinf.config.schema import EnvConfig
 from rlinf.envs import spec as specs
 from rlinf.envs.bridge import Bridge
-from rlinf.envs.sim.base import EnvSpec
+from rlinf.envs.config import EnvConfig
 from rlinf.models.config import PolicySpec, available_models, find_config
+from rlinf.simulators.contract import EnvSpec
 
 ENVS = {  # action columns, gripper rule
     "metaworld": (4, "absolute"),

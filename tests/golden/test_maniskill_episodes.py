@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf.envs.sim.maniskill.assets import Assets, find_assets
-from rlinf.envs.sim.maniskill.family import episode, total_trials
-from rlinf.envs.sim.maniskill.suite import rows_of
+from rlinf.simulators.maniskill.assets import Assets, find_assets
+from rlinf.simulators.maniskill.family import episode, total_trials
+from rlinf.simulators.maniskill.suite import rows_of
 
 ROLLING = "MultiCarrot-v1.test.2"
 STATE_BOUND, PIXEL_BOUND, PIXEL_SHARE = 1e-4, 2, 0.99
@@ -41,7 +41,7 @@ def assets(maniskill_path: Path, listed: list[dict[str, Any]]) -> Assets:
 
 @pytest.fixture(scope="module")
 def picture(assets: Assets) -> Callable[[Any, Any], np.ndarray]:
-    from rlinf.envs.sim.maniskill.studio import NATIVE_SIZE, studio
+    from rlinf.simulators.maniskill.studio import NATIVE_SIZE, studio
 
     return studio(assets, NATIVE_SIZE, "minimal").picture
 
@@ -67,7 +67,7 @@ def test_ids_mean_the_published_scenes(listed, stored, assets, max_delta) -> Non
 @pytest.mark.parametrize("layout", ["ours", "published"])
 def test_ten_actions(layout: str, listed, stored, assets, max_delta) -> None:
     """Ours is a new world per episode; published keeps one per id and obj_set, with everything in it."""
-    from rlinf.envs.sim.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.stage import Stage
 
     worlds: dict[str, Stage] = {}
     for row in listed:
@@ -87,7 +87,7 @@ def test_ten_actions(layout: str, listed, stored, assets, max_delta) -> None:
 
 
 def test_pictures(listed, stored, assets, picture) -> None:
-    from rlinf.envs.sim.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.stage import Stage
 
     stage = Stage(assets)
     for row in listed:

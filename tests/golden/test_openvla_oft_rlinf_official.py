@@ -9,7 +9,7 @@ from prismatic_tiny_policy import greedy, scored, stored_inputs, tiny_policy, wi
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from rlinf.models.checkpoint import load_weights
+from rlinf.models.files.weights import load_weights
 from rlinf.models.openvla_oft.config import Config
 from rlinf.models.prismatic.constants import EMPTY_TOKEN
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn import ModuleDict
 
-from rlinf.models.checkpoint import load_weights
+from rlinf.models.files.weights import load_weights
 from rlinf.models.openpi import flow
 
 OPTIONS = {"noise_method", "noise_level", "joint_logprob", "ignore_last", "chunk_critic_input", "value_after_vlm"}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from rlinf.data.layout import EnvLayout
 from rlinf.metrics.names import METRICS, expand
 from rlinf.metrics.phases import METHODS, Usage, idle_shares, step_metrics, stragglers, worker_seconds
-from rlinf.runtime.placement import Plan, Slot
+from rlinf.placement.grammar import Slot
+from rlinf.placement.plan import Plan
 
 
 def plan_of(**slots: tuple[Slot, ...]) -> Plan:
-    return Plan(**slots, stages=1, offload=frozenset(), envs_per_stage=8, eval_envs_per_stage=8, group_size=1)
+    return Plan(**slots, train_envs=EnvLayout(8), eval_envs=EnvLayout(8))
 
 
 TWO = plan_of(

@@ -15,7 +15,7 @@ from openpi_cases import CPU, build, config
 from safetensors.torch import load_file, save_file
 
 from rlinf.errors import UserError
-from rlinf.models.checkpoint import load_weights, save_weights
+from rlinf.models.files.weights import load_weights, save_weights
 from rlinf.models.openpi.policy import Policy
 from rlinf.models.openvla.config import Config as OpenVlaConfig
 from rlinf.models.openvla_oft.config import Config as OftConfig

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rlinf.errors import UserError
-from rlinf.models import lora
-from rlinf.models.adapters import AdapterSetting, Layer
-from rlinf.models.checkpoint import load_weights, save_weights
 from rlinf.models.config import ModelConfig
+from rlinf.models.files import lora
+from rlinf.models.files.adapters import AdapterSetting, Layer
+from rlinf.models.files.weights import load_weights, save_weights
 
 
 class Net(nn.Module):
@@ -67,7 +67,7 @@ def images() -> torch.Tensor:
 
 def test_peft_is_imported_only_for_lora():
     code = (
-        "import sys; import rlinf.models.lora, rlinf.models.openpi.policy, rlinf.workers.actor; "
+        "import sys; import rlinf.models.files.lora, rlinf.models.openpi.policy, rlinf.workers.actor; "
         "assert not {'peft', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ from openpi_cases import CPU, build, config, noise, observation
 from safetensors.torch import load_file, save_file
 
 from rlinf.errors import UserError
-from rlinf.models.checkpoint import load_weights, save_weights
+from rlinf.models.files.weights import load_weights, save_weights
 from rlinf.models.openpi.policy import Policy
 
 EMBED = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"

@@ -12,8 +12,8 @@ import torch
 from openpi_cases import config
 
 from rlinf.errors import UserError
-from rlinf.models import lora
 from rlinf.models.config import Surroundings, find_config
+from rlinf.models.files import lora
 from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
 from rlinf.models.openpi.policy import Policy
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf.errors import UserError
-from rlinf.models.columns import quantiles
+from rlinf.models.files.column_statistics import quantiles
 from rlinf.models.openpi.normalize import Statistics, load_statistics, save_statistics
 
 ASSET = "lerobot/metaworld_mt50"

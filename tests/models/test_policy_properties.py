@@ -14,17 +14,17 @@ import torch
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, PolicyEval, PolicyOutput
-from rlinf.models import lora
 from rlinf.models.config import ModelConfig
+from rlinf.models.files import lora
+from rlinf.models.files.pretrained import PretrainedPolicy
 from rlinf.models.nn import packed
-from rlinf.models.nn.checkpointing import BlockStack, set_checkpointing
+from rlinf.models.nn.recompute import BlockStack, set_checkpointing
 from rlinf.models.openpi.architecture import VLM
 from rlinf.models.openpi.config import CONVENTIONS, OpenPiOptions
 from rlinf.models.openpi.config import Config as Pi
 from rlinf.models.openpi.policy import Policy as PiPolicy
 from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.models.openvla_oft.config import Config as Oft
-from rlinf.models.pretrained import PretrainedPolicy
 from rlinf.models.prismatic.policy import PrismaticPolicy
 from rlinf.models.prismatic.sequence import trim
 from tests.contracts.test_model_contract import ROWS, gap, make, observation

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.config.convert import convert
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
 from rlinf.models.config import Surroundings, find_config
@@ -15,6 +14,7 @@ from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.models.openvla_oft.config import Config as Oft
 from rlinf.models.prismatic.processor import Processor
 from rlinf.models.prismatic.prompts import find_tokenizer, load_tokenizer
+from rlinf.typed import convert
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
 COMMON = {

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlinf.errors import UserError
-from rlinf.models.checkpoint import plain_targets, prepare, save_weights
-from rlinf.models.nn.checkpointing import set_checkpointing
+from rlinf.models.files.weights import plain_targets, prepare, save_weights
 from rlinf.models.nn.packed import pack
+from rlinf.models.nn.recompute import set_checkpointing
 from rlinf.models.prismatic.architecture import COMPACT, SIZES
 from rlinf.models.prismatic.model import PrismaticNet
 from rlinf.models.prismatic.weights import SIDE, SIDE_PARTS, initialize, published_names, side_files

@@ -10,7 +10,7 @@ import torch
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, Observation
 from rlinf.errors import UserError
-from rlinf.models import lora
+from rlinf.models.files import lora
 from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.models.openvla_oft.config import Config as Oft
 from rlinf.models.policy import find_policy

@@ -18,15 +18,15 @@ from rlinf.config.schema import OptimConfig
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, Observation
 from rlinf.errors import UserError
-from rlinf.models import lora, saved
-from rlinf.models.checkpoint import save_weights
 from rlinf.models.config import ModelConfig
+from rlinf.models.files import lora, policy_folder
+from rlinf.models.files.pretrained import PretrainedPolicy
+from rlinf.models.files.weights import save_weights
 from rlinf.models.openpi.config import Config as OpenPiConfig
 from rlinf.models.openpi.config import OpenPiOptions
 from rlinf.models.openvla.config import Config as OpenVlaConfig
 from rlinf.models.openvla_oft.config import Config as OftConfig
 from rlinf.models.policy import find_policy
-from rlinf.models.pretrained import PretrainedPolicy
 from rlinf.training.optim import make_optimizer
 
 CPU = torch.device("cpu")
@@ -428,9 +428,9 @@ def test_large_files_are_sampled(tmp_path: Path):
     size = 9 << 20
     for position, seen in ((0, True), (size - 1, True), (size // 2, True), (size // 2 - 1, False)):
         file.write_bytes(bytes(size))
-        before = saved.fingerprint([file])
+        before = policy_folder.fingerprint([file])
         with file.open("r+b") as stream:
             stream.seek(position)
             stream.write(b"x")
-        assert (saved.fingerprint([file]) != before) is seen
-    assert saved.print_difference(before, {}) == "model.safetensors is gone"
+        assert (policy_folder.fingerprint([file]) != before) is seen
+    assert policy_folder.print_difference(before, {}) == "model.safetensors is gone"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.commands.jobs import make_runner
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf.jobs import make_runner
-from rlinf.metrics.watch import Watch
+from rlinf.metrics.run_log import Watch
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner
-from rlinf.runtime.placement import make_plan
 from tests.runs import toy_config
 
 APART = ["cluster.virtual_devices=2", "cluster.component_placement={actor: 0, 'env,rollout': 1}"]

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
 from rlinf.runtime.cluster import check_backend
 from rlinf.runtime.local import LocalCluster
-from rlinf.runtime.placement import make_plan
 from rlinf.runtime.worker import Process
 
 

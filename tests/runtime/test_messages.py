@@ -7,12 +7,12 @@ import pickle
 import pytest
 import torch
 
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.data.struct import TensorStruct
 from rlinf.data.types import Trajectory
-from rlinf.runtime.devices import crowded_teams, device_variables, sort_devices, wanted_devices
-from rlinf.runtime.messages import Call, Hole, num_bytes, pack, unpack
-from rlinf.runtime.placement import make_plan
+from rlinf.runtime.ray.devices import crowded_teams, device_variables, sort_devices, wanted_devices
+from rlinf.runtime.ray.messages import Call, Hole, num_bytes, pack, unpack
 from rlinf.runtime.worker import Worker
 from rlinf.workers.rollout import RolloutWorker
 from tests.runs import make_runner, toy_config

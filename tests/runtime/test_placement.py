@@ -7,9 +7,12 @@ from itertools import product
 
 import pytest
 
+from rlinf.config.derived import make_plan, visible_accelerators
 from rlinf.config.load import load_config
+from rlinf.data.layout import EnvLayout
 from rlinf.errors import UserError
-from rlinf.runtime.placement import Plan, Slot, make_plan, place_components, visible_accelerators
+from rlinf.placement.grammar import Slot, place_components
+from rlinf.placement.plan import Plan
 
 REST = {"rollout": "0", "actor": "0"}
 
@@ -120,8 +123,8 @@ def test_cpu_machine_says_what_to_write() -> None:
         ({"actor,env": "0"}, "component 'rollout' is not placed; placed are: actor, env"),
         ({}, "component 'env' is not placed; placed are: none"),
         ({"actor,env,rollout": "0", "env": "0"}, "component 'env' is placed twice"),
-        ({"actr": "0"}, "unknown component 'actr' in 'actr'; did you mean actor?"),
-        ({"x": "0"}, "unknown component 'x' in 'x'; did you mean env or rollout or actor?"),
+        ({"actr": "0"}, "unknown component 'actr' in 'actr' (did you mean 'actor'?); components: env, rollout, actor"),
+        ({"x": "0"}, "unknown component 'x' in 'x'; components: env, rollout, actor"),
     ],
 )
 def test_components(placement: dict[str, str], message: str) -> None:
@@ -162,9 +165,7 @@ def test_bad_node_groups(groups: list[dict[str, object]], message: str) -> None:
 
 def plan_of(env: int, rollout: int, actor: int, envs: int, eval_envs: int = 12) -> Plan:
     slots = {n: (Slot(0, ()),) * k for n, k in (("env", env), ("rollout", rollout), ("actor", actor))}
-    return Plan(
-        **slots, stages=1, offload=frozenset(), envs_per_stage=envs, eval_envs_per_stage=eval_envs, group_size=1
-    )
+    return Plan(**slots, train_envs=EnvLayout(envs), eval_envs=EnvLayout(eval_envs))
 
 
 @pytest.mark.parametrize(("src", "dst"), list(product((1, 2, 3, 4, 6), (1, 2, 3, 4, 6))))

@@ -12,12 +12,12 @@ import pytest
 import ray
 import torch
 
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.errors import SimulatorError, UserError
 from rlinf.runtime.cluster import Routed
-from rlinf.runtime.placement import make_plan
-from rlinf.runtime.ray import RayCluster, RayGroup, reserve_devices
+from rlinf.runtime.ray.cluster import RayCluster, RayGroup, reserve_devices
 from tests.runtime.ray_workers import Probe, Seen, make_step
 
 
@@ -61,7 +61,7 @@ def test_workers_of_equal_rank_share_a_process_on_the_planned_node(probes):
 
 
 def test_accelerators_are_reserved_and_shown_to_their_processes_only(probes, monkeypatch):
-    monkeypatch.setattr("rlinf.runtime.ray.RESERVE_DEADLINE_S", 0.5)
+    monkeypatch.setattr("rlinf.runtime.ray.cluster.RESERVE_DEADLINE_S", 0.5)
     assert [place.devices for place in probes.cluster.get(probes.actor.call("where"))] == ["0", "1", "0"]
     assert ray.available_resources()["GPU"] == 1.0  # of four
     with pytest.raises(UserError, match=r"2 on node 1\) that Ray does not have free"):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlinf.config.derived import make_plan
 from rlinf.config.schema import Config
 from rlinf.data.types import Trajectory
-from rlinf.metrics.watch import Watch
+from rlinf.metrics.run_log import Watch
 from rlinf.runner import Runner
-from rlinf.runtime.placement import make_plan
 from tests.runs import toy_config, wait_gone
 
 

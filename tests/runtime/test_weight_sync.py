@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from rlinf.config.load import load_config
-from rlinf.data.flat import buckets
+from rlinf.data.byte_spans import buckets
 from rlinf.models.nn.packed import Packed
 from rlinf.models.policy import Policy, find_policy
 from rlinf.runtime import weight_sync
-from rlinf.runtime.distributed import Team, connect, disconnect, join_store, open_store
+from rlinf.runtime.process_group import Team, connect, disconnect, join_store, open_store
 from rlinf.runtime.weight_sync import Receiver, Sender, checksum
 
 COPIES = 2

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rlinf.errors import UserError
-from rlinf.training.checkpoint import Manifest, find_resume, save_checkpoint
+from rlinf.storage.step_checkpoint import Manifest, find_resume, save_checkpoint
 
 
 def save(root, step, keep=0, text="weights"):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import OptimConfig
 from rlinf.metrics.names import expand
 from rlinf.models.nn.packed import Packed
 from rlinf.models.policy import Policy, find_policy
-from rlinf.runtime.distributed import Team
-from rlinf.runtime.placement import make_plan
+from rlinf.runtime.process_group import Team
 from rlinf.runtime.worker import Process
 from rlinf.training import offload
 from rlinf.training.offload import ActorMemory, Parking

@@ -17,8 +17,8 @@ from rlinf.config.schema import FsdpConfig
 from rlinf.errors import UserError
 from rlinf.metrics.reduce import Accumulator
 from rlinf.models.nn.packed import Packed
-from rlinf.runtime import distributed
-from rlinf.runtime.distributed import Team
+from rlinf.runtime import process_group as distributed
+from rlinf.runtime.process_group import Team
 from rlinf.training.optimizer_files import Rows, load_state, save_state
 from rlinf.training.parallel import Alone, Replicated, make_parallel, sum_gradients
 from rlinf.training.sharding import Sharded, _choose

@@ -16,10 +16,10 @@ from rlinf.config.schema import ActorConfig, Config, RunnerConfig, SftConfig
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation
 from rlinf.demos.writer import DatasetWriter
-from rlinf.envs.sim.base import EnvSpec
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec
 from rlinf.models.policy import Policy, SeenLoss
+from rlinf.simulators.contract import EnvSpec
 from rlinf.training import sft
 from rlinf.training.sft import train_sft
 

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from rlinf.config.schema import ActorConfig, Config, SftConfig
 from rlinf.demos.writer import DatasetWriter
-from rlinf.envs.sim import toy
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
 from rlinf.models.openpi.config import Config as OpenPi
 from rlinf.models.openpi.config import OpenPiOptions
 from rlinf.models.openvla.config import Config as OpenVla
+from rlinf.simulators import toy
 from rlinf.training.sft import _Readout, train_sft
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 
 from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.config.schema import FsdpConfig, MixedPrecisionConfig
-from rlinf.runtime.distributed import disconnect
+from rlinf.runtime.process_group import disconnect
 from rlinf.training.optimizer_files import load_state
 from tests.actor_jobs import GRPO, PPO, Case, alone, largest_difference, nonfinite, train
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf.collect import collect
 from rlinf.data.types import Trajectory
+from rlinf.rollout_loop import roll_out
 from rlinf.workers.rollout import shared_policy
 from tests.runs import make_runner, toy_config
 
@@ -18,7 +18,7 @@ def rollout(folder, *overrides) -> Trajectory:
         env = runner.cfg.env.train
         chunks = env.max_steps_per_rollout_epoch // runner.cfg.actor.model.num_action_chunks
         runner.cluster.get(
-            collect(
+            roll_out(
                 runner.env,
                 runner.rollout,
                 runner.plan,
@@ -76,7 +76,7 @@ def test_log_probs_of_the_rollout_are_those_of_the_update(tmp_path):
     runner = make_runner(toy_config(tmp_path, "env.train.rollout_epoch=1"))
     try:
         policy = shared_policy(runner.actor._ranks[0][0])
-        runner.cluster.get(collect(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4))
+        runner.cluster.get(roll_out(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4))
         (traj,) = runner.cluster.get(runner.rollout.call("trajectory"))
         rows = {k: v.flatten(0, 1) for k, v in traj.replay.items()}  # another batch size than the rollout's
         with torch.no_grad():
@@ -101,9 +101,10 @@ def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
         try:
             worker = runner.actor._ranks[0][0]
             runner.cluster.get(
-                collect(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4)
+                roll_out(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4)
             )
-            runner.cluster.get(runner.hand_over(runner.experience()))
+            (shares,) = runner.experience()
+            runner.cluster.get([runner.actor.one(0, "compute_advantages", *shares)])
             mask = torch.zeros(4, 16, 1, dtype=torch.bool)
             mask[0], mask[1, :3], mask[3, 5:7] = True, True, True
             n = torch.arange(1.0, 17.0)[None, :, None].expand(4, 16, 1)

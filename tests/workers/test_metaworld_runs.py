@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf.collect import collect
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.data.types import Trajectory
-from rlinf.training.checkpoint import Manifest
+from rlinf.rollout_loop import roll_out
+from rlinf.storage.step_checkpoint import Manifest
 from tests.runs import make_runner
 
 RENDER = "{image_size: 64, render: fast}"
@@ -62,7 +62,7 @@ def rollout(cfg: Config) -> Trajectory:
     try:
         chunks = cfg.env.train.max_steps_per_rollout_epoch // cfg.actor.model.num_action_chunks
         runner.cluster.get(
-            collect(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=chunks)
+            roll_out(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=chunks)
         )
         return Trajectory.cat_envs(runner.cluster.get(runner.rollout.call("trajectory"))).map(torch.clone)
     finally:

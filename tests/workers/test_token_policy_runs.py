@@ -10,7 +10,7 @@ import torch
 
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
-from rlinf.training.checkpoint import Manifest
+from rlinf.storage.step_checkpoint import Manifest
 from tests.runs import make_runner, toy_config
 
 SHORT = ["runner.max_epochs=1", "algorithm.update_epoch=1", "env.train.total_num_envs=8", "env.train.rollout_epoch=1"]

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from rlinf.models.nn import fused
-from rlinf.models.nn.checkpointing import BlockStack, Unit
 from rlinf.models.nn.fused import Residual
 from rlinf.models.nn.mlp import GatedMlp
 from rlinf.models.nn.packed import Packed
+from rlinf.models.nn.recompute import BlockStack, Unit
 
 Tensor = torch.Tensor
 NORM_EPS = 1e-6

@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from rlinf.models.nn import fused
-from rlinf.models.nn.checkpointing import BlockStack
 from rlinf.models.nn.fused import Residual
 from rlinf.models.nn.gemma import Rope, additive, rope
 from rlinf.models.nn.mlp import GatedMlp
 from rlinf.models.nn.packed import Packed
+from rlinf.models.nn.recompute import BlockStack
 
 Tensor = torch.Tensor
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlinf.models.lora import effective_weight
+from rlinf.models.files.lora import effective_weight
 from rlinf.models.nn import fused
-from rlinf.models.nn.checkpointing import BlockStack
 from rlinf.models.nn.fused import Residual
+from rlinf.models.nn.recompute import BlockStack
 
 Tensor = torch.Tensor
 NORM_EPS = 1e-6

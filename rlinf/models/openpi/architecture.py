@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlinf.models.adapters import Layer
+from rlinf.models.files.adapters import Layer
 
 VLM = "paligemma_with_expert.paligemma."  # names of everything `train_expert_only` freezes start with this
-SMALL_VOCAB = 1000  # pieces of assets/tokenizer_compact.model
+SMALL_VOCAB = 1000  # pieces of models/files/tokenizer_compact.model
 
 
 @dataclass(frozen=True, kw_only=True)

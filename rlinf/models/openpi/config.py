@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
 from rlinf.errors import UserError
-from rlinf.models.adapters import AdapterSetting
 from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
+from rlinf.models.files.adapters import AdapterSetting
 from rlinf.models.openpi.architecture import SIZES, VLM, Architecture
 
 NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]

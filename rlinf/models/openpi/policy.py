@@ -16,13 +16,15 @@ from torch.nn import functional as F
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.errors import UserError
-from rlinf.models.checkpoint import Rename
 from rlinf.models.config import ModelConfig
+from rlinf.models.files.policy_folder import read_config_json
+from rlinf.models.files.pretrained import PretrainedPolicy
+from rlinf.models.files.weights import Rename
 from rlinf.models.images import resize_with_pad
-from rlinf.models.nn.checkpointing import set_checkpointing
 from rlinf.models.nn.gemma import KeyValue
 from rlinf.models.nn.graphs import GradientRecorder, Recorder
 from rlinf.models.nn.packed import pack
+from rlinf.models.nn.recompute import set_checkpointing
 from rlinf.models.openpi import flow, tokenizer
 from rlinf.models.openpi.architecture import VLM, Architecture
 from rlinf.models.openpi.config import ALL_CAMERAS, Config
@@ -33,8 +35,6 @@ from rlinf.models.openpi.processor import Inputs, Processor
 from rlinf.models.openpi.sampler import Sampler
 from rlinf.models.openpi.weights import HEADS, initialize, initialize_value_head, published_names
 from rlinf.models.policy import SeenLoss
-from rlinf.models.pretrained import PretrainedPolicy
-from rlinf.models.saved import read_config_json
 
 Tensor = torch.Tensor
 KEPT, CACHED = ("index", "state", "critic_state"), ("k", "v", "pooled")  # of what predict computes from and makes

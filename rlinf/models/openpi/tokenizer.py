@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from rlinf.models import tokenizers
+from rlinf.models.files import tokenizers
+from rlinf.models.files.tokenizers import BUNDLED, FILE
 from rlinf.models.openpi.transforms import clean_prompt, state_prompt
-from rlinf.models.tokenizers import BUNDLED, FILE
 
 __all__ = ["BUNDLED", "FILE", "PromptTokenizer", "find_tokenizer", "load_tokenizer"]
 

@@ -8,7 +8,7 @@ import re
 import torch
 from torch import nn
 
-from rlinf.models.checkpoint import Rename
+from rlinf.models.files.weights import Rename
 from rlinf.models.nn.gemma import AdaRMSNorm, RMSNorm
 
 HEADS = ("value_head.", "noise_head.")  # parts an RL policy adds: absent from imitation checkpoints

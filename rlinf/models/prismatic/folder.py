@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
-from rlinf.models.columns import read_json
+from rlinf.models.files.column_statistics import read_json
+from rlinf.models.files.policy_folder import check_model_type
 from rlinf.models.prismatic.architecture import Architecture, Rgb
-from rlinf.models.saved import check_model_type
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 

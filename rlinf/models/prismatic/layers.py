@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlinf.models.adapters import Layer
+from rlinf.models.files.adapters import Layer
 from rlinf.models.prismatic.architecture import Architecture, Tower
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, Self, TypedDict
 
 from rlinf.errors import UserError
-from rlinf.models.adapters import AdapterSetting
 from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
+from rlinf.models.files.adapters import AdapterSetting
 from rlinf.models.prismatic.architecture import SIZES, Architecture
 from rlinf.models.prismatic.constants import NUM_BINS
 from rlinf.models.prismatic.layers import net_layers

@@ -17,13 +17,14 @@ from torch.nn import functional as F
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.errors import UserError
-from rlinf.models.checkpoint import Rename, Transfer, plain_targets, prepare
 from rlinf.models.config import ModelConfig
-from rlinf.models.nn.checkpointing import set_checkpointing
+from rlinf.models.files.policy_folder import check_settings, saved_settings
+from rlinf.models.files.pretrained import PretrainedPolicy
+from rlinf.models.files.weights import Rename, Transfer, plain_targets, prepare
 from rlinf.models.nn.graphs import Recorder
 from rlinf.models.nn.packed import pack
+from rlinf.models.nn.recompute import set_checkpointing
 from rlinf.models.policy import SeenLoss
-from rlinf.models.pretrained import PretrainedPolicy
 from rlinf.models.prismatic import actions as bins_of
 from rlinf.models.prismatic import folder as files
 from rlinf.models.prismatic import sampling
@@ -36,7 +37,6 @@ from rlinf.models.prismatic.prompts import FILE as TOKENIZER
 from rlinf.models.prismatic.prompts import find_tokenizer, load_tokenizer
 from rlinf.models.prismatic.sequence import Context, make_context, trim
 from rlinf.models.prismatic.weights import SIDE, initialize, published_names, side_files
-from rlinf.models.saved import check_settings, saved_settings
 
 Tensor = torch.Tensor
 PROMPT_STEP = 8  # recorded kernels need fixed shapes: mixed prompts are padded to a multiple of this

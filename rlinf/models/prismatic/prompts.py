@@ -10,8 +10,8 @@ import torch
 from sentencepiece import SentencePieceProcessor
 
 from rlinf.errors import UserError
-from rlinf.models import tokenizers
-from rlinf.models.tokenizers import BUNDLED, FILE
+from rlinf.models.files import tokenizers
+from rlinf.models.files.tokenizers import BUNDLED, FILE
 
 __all__ = ["BUNDLED", "FILE", "PromptTokenizer", "find_tokenizer", "load_tokenizer", "prompt_text"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from rlinf.errors import UserError
-from rlinf.models.columns import check_columns, quantiles, read_json, read_vector
+from rlinf.models.files.column_statistics import check_columns, quantiles, read_json, read_vector
 
 Tensor = torch.Tensor
 Kind = Literal["q99", "bounds"]

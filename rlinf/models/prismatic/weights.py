@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from rlinf.models.checkpoint import Rename
+from rlinf.models.files.weights import Rename
 from rlinf.models.nn.timm_vit import LayerScale, TimmVit
 from rlinf.models.prismatic.architecture import Architecture
 from rlinf.models.prismatic.model import PrismaticNet

@@ -1,0 +1,129 @@
+"""`rlinf doctor`: what this machine has, what it lacks, and the line that mends it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.spec import available_simulators, env_spec, find_simulator
+from rlinf.errors import NotInstalledError, SimulatorError, UserError
+
+Check = tuple[str, Callable[[], str]]
+MIN_FREE_GB = 2.0
+CHEAP = {"image_size": 64, "render": "fast"}  # used where a simulator has such options
+
+
+def run_checks(say: Callable[[str], None]) -> bool:
+    """Print one line per check; False if anything needed is missing."""
+    healthy = True
+    for name, check in checks():
+        try:
+            say(f"ok    {name}: {check()}")
+        except NotInstalledError as absent:
+            say(f"--    {name}: {absent}")
+        except (UserError, SimulatorError) as problem:
+            healthy = False
+            say(f"FAIL  {name}: {problem}")
+    return healthy
+
+
+def checks() -> list[Check]:
+    """Every check, cheap ones first."""
+    machine = [
+        ("python", _python),
+        ("machine", _machine),
+        ("files", _files),
+        ("torch", _torch),
+        ("packages", _packages),
+        ("vulkan", _vulkan),
+    ]
+    return machine + [(f"simulator {name}", lambda name=name: _frame(name)) for name in available_simulators()]
+
+
+def _python() -> str:
+    return f"{platform.python_version()} in {sys.prefix}"
+
+
+def _machine() -> str:
+    page, cores = os.sysconf("SC_PAGE_SIZE"), len(os.sched_getaffinity(0))
+    free, total = (os.sysconf(name) * page / 1e9 for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
+    if total < MIN_FREE_GB:
+        raise UserError(f"{total:.1f} GB of memory is too little; {MIN_FREE_GB:g} GB is the least")
+    return f"{cores} cores, {total:.1f} GB memory, {free:.1f} GB of it unused"
+
+
+def _files() -> str:
+    """Runs write below the working folder and share memory with simulators."""
+    for folder in (".", tempfile.gettempdir()):
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(1 << 20))
+        except OSError as error:
+            raise UserError(f"cannot write to {os.path.abspath(folder)}: {error.strerror}") from error
+    free = shutil.disk_usage(".").free / 1e9
+    if free < MIN_FREE_GB:
+        raise UserError(f"{free:.1f} GB of disk is left here; {MIN_FREE_GB:g} GB is the least")
+    return f"{os.getcwd()} is writable, {free:.0f} GB free"
+
+
+def _torch() -> str:
+    import torch
+
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+    product = torch.ones(8, 8) @ torch.ones(8, 8)
+    if float(product[0, 0]) != 8.0:
+        raise UserError("torch multiplies matrices wrongly on this machine")
+    return f"{torch.__version__} on {device}"
+
+
+def _packages() -> str:
+    wanted = ("tensorboard", "pyarrow", "av", "wandb", "swanlab", "ray")
+    there = [n for n in wanted if importlib.util.find_spec(n) is not None]
+    absent = [n for n in wanted if n not in there]
+    return f"installed: {', '.join(there) or 'none'}; not installed: {', '.join(absent) or 'none'}"
+
+
+def _vulkan() -> str:
+    """Which driver SAPIEN draws with; in a process of its own, as broken drivers crash."""
+    if importlib.util.find_spec("sapien") is None:
+        raise NotInstalledError('only ManiSkill needs it: pip install -c constraints.txt -e ".[maniskill]"')
+    draw = [] if "MANISKILL_ASSET_DIR" in os.environ else ["draw"]  # else the simulator's own check draws
+    command = [sys.executable, "-W", "ignore", "-m", "rlinf.simulators.vulkan", *draw]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        raise UserError(f"SAPIEN cannot draw: {last}; `bash requirements/vulkan.sh` installs a driver that it takes")
+    report = json.loads(done.stdout.splitlines()[-1])
+    if "problem" in report:
+        raise UserError(report["problem"])
+    if report.get("contrast", 255.0) < 1.0:
+        raise UserError(f"{report['driver']} draws a blank frame")
+    return report["driver"] + ("; drew a frame" if draw else "")
+
+
+def _frame(simulator: str) -> str:
+    """Start one simulator process and look at the frame it draws."""
+    from rlinf.envs.vec import VecEnv
+
+    options = {f.name for f in fields(find_simulator(simulator).Options)}
+    params = {k: v for k, v in CHEAP.items() if k in options}
+    cfg = EnvConfig(env_type=simulator, total_num_envs=1, num_processes=1, init_params=params)
+    env = VecEnv(cfg, env_spec(cfg), num_envs=1, first_env=0, mode="train", chunk_size=5, seed=0)
+    try:
+        step = env.reset()
+    finally:
+        env.close()
+    image = step.obs.images[0].float()
+    if float(image.std()) < 1.0:
+        raise UserError("the rendered frame is blank; check the GL or Vulkan driver, or set MUJOCO_GL=osmesa")
+    height, width, _ = image.shape
+    return f"drew {width} x {height} (mean {float(image.mean()):.0f}), told {step.obs.task_descriptions[0]!r}"

@@ -1,0 +1,94 @@
+"""What each command does once its config is known to be right."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rlinf.config.derived import make_plan
+from rlinf.config.schema import Config
+from rlinf.envs.spec import env_spec
+from rlinf.metrics.episodes import summarise
+from rlinf.metrics.loggers import MetricLogger
+from rlinf.metrics.run_log import Listener, Watch
+from rlinf.placement.plan import Plan
+from rlinf.runner import Runner
+from rlinf.runner_async import AsyncRunner
+from rlinf.storage.step_checkpoint import step_of
+
+STOPPED_BY_SIGNAL = 143  # exit status of a run that saved and left because of SIGTERM
+
+
+def train(cfg: Config) -> None:
+    """Train, with everything written below runner.logger.log_path."""
+    runner = make_runner(cfg, make_plan(cfg), Watch(cfg))
+    try:
+        train_to_the_end(runner)
+    finally:
+        runner.close()
+
+
+def make_runner(cfg: Config, plan: Plan, watch: Listener) -> Runner:
+    """Rollouts and updates in turn, or side by side where runner.max_staleness allows it."""
+    return (AsyncRunner if cfg.runner.max_staleness > 0 else Runner)(cfg, plan, watch=watch)
+
+
+def train_to_the_end(runner: Runner) -> None:
+    """Every remaining step, or SystemExit: what SIGTERM stopped and saved must not be taken for a finished run."""
+    runner.train()
+    if runner.stop_requested:
+        sys.exit(STOPPED_BY_SIGNAL)
+
+
+def evaluate(cfg: Config) -> dict[str, float]:
+    """Play the held-out trials once; prints the rate and writes eval/step_N.json, N being the checkpoint's step."""
+    if cfg.runner.eval_expert:
+        return evaluate_expert(cfg)
+    runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
+    try:
+        runner.global_step = step_of(cfg.runner.ckpt_path)
+        return runner.evaluate()
+    finally:
+        runner.close()
+
+
+def evaluate_expert(cfg: Config) -> dict[str, float]:
+    """The same trials, played by the simulator's scripted expert; writes eval/step_0.json."""
+    from rlinf.demos.player import play_trials
+
+    watch, env = Watch(cfg), cfg.env.eval
+    try:
+        records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
+        watch.evaluated(0, records, groups)
+        return {f"eval/{name}": value for name, value in summarise(records, groups).items()}
+    finally:
+        watch.close()
+
+
+def collect(cfg: Config) -> Path:
+    """Demonstrations by scripted experts."""
+    from rlinf.demos.collect import collect_demos
+
+    folder = collect_demos(cfg)
+    print(f"dataset: {folder}")
+    return folder
+
+
+def sft(cfg: Config) -> Path:
+    """Imitation; its curve goes to <log_path>/sft, and it is evaluated where sft.eval_interval says so."""
+    from rlinf.training.sft import train_sft
+
+    where = replace(cfg.runner.logger, log_path=str(Path(cfg.runner.logger.log_path) / "sft"))
+    logger = MetricLogger(where, asdict(cfg), resume_step=None)
+    try:
+        folder = train_sft(cfg, on_step=logger.log)
+    finally:
+        logger.close()
+    print(f"policy: {folder}")
+    return folder
+
+
+def with_model(cfg: Config, path: Path) -> Config:
+    """The same config, starting from the policy in `path`."""
+    return replace(cfg, actor=replace(cfg.actor, model=replace(cfg.actor.model, model_path=str(path))))

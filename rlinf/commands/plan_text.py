@@ -1,0 +1,99 @@
+"""What `rlinf plan` prints: device map, what travels, batch arithmetic, memory estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlinf.commands.device_map import Row, actor_shards, device_rows, parameter_bytes, sample_bytes, traffic_rows
+from rlinf.commands.units import bytes_text, count_text, plural
+from rlinf.config.check import policy_spec
+from rlinf.config.derived import chunks_per_rollout, rollout_size, total_steps
+from rlinf.config.schema import Config
+from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.models.config import PolicySpec
+from rlinf.placement.plan import Plan
+
+
+def describe_plan(cfg: Config, plan: Plan) -> str:
+    """The plan as text, four short tables."""
+    spec = policy_spec(cfg)
+    sections = (
+        (f"devices ({plan.mode}, {plural(len(plan.processes), 'process')})", device_rows(cfg, plan)),
+        ("between processes", traffic_rows(cfg, plan)),
+        ("batch arithmetic", _batch_rows(cfg, plan, spec)),
+        ("memory estimate", _memory_rows(cfg, plan, spec)),
+    )
+    env, model = cfg.env.eval if cfg.runner.only_eval else cfg.env.train, cfg.actor.model
+    lines = [f"{cfg.runner.logger.experiment_name}: {model.model_type} {model.size} on {env_spec(env).suite}"]
+    for title, rows in sections:
+        lines += ["", title, *(f"  {name:<22}{text}" for name, text in rows)]
+    return "\n".join(lines)
+
+
+def _batch_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
+    """How envs become samples and samples become optimiser steps."""
+    train, actor, size = cfg.env.train, cfg.actor, rollout_size(cfg)
+    batches, ranks = size // actor.global_batch_size, len(plan.actor)
+    groups = f", groups of {train.group_size}" if train.group_size > 1 else ""
+    if not cfg.runner.only_eval:
+        each = plan.num_envs("env")
+        shares = f"{plural(len(plan.env), 'rank')} x {plural(plan.stages, 'stage')} x {each}"
+        yield ("envs", f"{train.total_num_envs} = {shares}{groups}")
+        yield (
+            "samples per step",
+            f"{size} = {plural(chunks_per_rollout(cfg), 'chunk')} x {plural(train.total_num_envs, 'env')} x "
+            f"{plural(train.rollout_epoch, 'rollout')}; {size * spec.num_action_chunks} actions",
+        )
+        micro = plural(actor.global_batch_size // ranks // actor.micro_batch_size, "micro batch")
+        yield (
+            "global batch",
+            f"{actor.global_batch_size} = {plural(ranks, 'rank')} x {micro} x {actor.micro_batch_size}",
+        )
+        epochs = cfg.algorithm.update_epoch
+        yield (
+            "optimiser steps",
+            f"{batches * epochs} per training step = {plural(batches, 'batch')} x {plural(epochs, 'update epoch')}",
+        )
+        yield ("training steps", f"{total_steps(cfg)}")
+    if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
+        trials = len(eval_trials(cfg.env.eval, env_spec(cfg.env.eval, "env.eval")))
+        every = (
+            "" if cfg.runner.only_eval else f", every {plural(cfg.runner.val_check_interval, 'step')} and at the end"
+        )
+        yield ("evaluation", f"{plural(trials, 'trial')} in {plural(cfg.env.eval.total_num_envs, 'env')}{every}")
+
+
+def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
+    """Weights, optimiser, replay arena and prefix cache; activations depend on the kernels and are not counted."""
+    model = cfg.actor.model
+    total, trainable = sum(model.num_parameters().values()), model.num_trainable_parameters()
+    half, shards = parameter_bytes(cfg) == 2, actor_shards(cfg, plan)
+    weights = total * parameter_bytes(cfg)
+    yield ("weights", f"{bytes_text(weights)} ({count_text(total)} parameters in {'bf16' if half else 'fp32'})")
+    if cfg.runner.only_eval:
+        return
+    # gradient and two moments in fp32, and fp32 masters of bf16 weights
+    adam = trainable * (16 if half else 12) // shards
+    yield (
+        "optimiser",
+        f"{bytes_text(adam)} per actor rank (gradients, moments{', masters' if half else ''} of "
+        f"{count_text(trainable)} trainable parameters{f', {shards} shards' if shards > 1 else ''})",
+    )
+    samples = rollout_size(cfg) // len(plan.rollout)
+    row = sample_bytes(spec)
+    yield ("replay arena", f"{bytes_text(samples * row)} per rollout rank ({samples} samples x {bytes_text(row)})")
+    height, width = env_spec(cfg.env.train).image_size
+    frames = plan.num_envs("env") * plan.stages * (1 + env_spec(cfg.env.train).num_wrist_images)
+    yield ("camera images", f"{bytes_text(frames * height * width * 3)} per env rank ({frames} of {height} x {width})")
+    need, budget = samples * model.cache_bytes_per_sample(), cfg.rollout.prefix_cache_bytes // len(plan.rollout)
+    if not plan.keeps_prefixes:
+        budget = 0
+    if need and budget:
+        kept = "all is kept" if need <= budget else f"{budget / need:.0%} of it is kept, the rest computed again"
+        yield ("prefix cache", f"up to {bytes_text(need)} per rollout rank, budget {bytes_text(budget)}: {kept}")
+    replay = samples * row + min(need, budget)
+    if not plan.rollout_copies:
+        yield ("total", f"{bytes_text(weights + adam + replay)} per rank, without activations and simulators")
+    else:
+        yield ("total, actor", f"{bytes_text(weights // shards + adam)} per rank, without activations")
+        yield ("total, rollout", f"{bytes_text(weights + replay)} per rank, without activations")

@@ -1,0 +1,140 @@
+"""Which env, column and row is which: every index formula of a run, in one place. Torch-free.
+
+    env      one simulated world, numbered 0 .. E-1 over all ranks and stages
+    group    `group_size` neighbouring envs that start from the same reset id
+    stage    a share of the envs that is simulated while the policy acts for the other stages
+    rank     one process of a component; it handles equally many envs in every stage
+    epoch    one of `rollout_epoch` rollouts of a training step
+    column   one env in one epoch: the B of tensors [T, B, ...]
+    row      one chunk of one column, counted chunk by chunk: row = chunk x B + column
+    stratum  neighbouring columns of which every global batch takes equally many rows
+
+Twelve envs in groups of two, two stages, three ranks. Groups are dealt to the stages in turn, and a rank's envs are
+neighbours over all of its stages, so that the number of stages never moves an env to another rank:
+
+    env       0   1   2   3   4   5   6   7   8   9  10  11
+    group     0---0   1---1   2---2   3---3   4---4   5---5
+    stage     0   0   1   1   0   0   1   1   0   0   1   1
+    rank      0---------- 0   1-----------1   2-----------2
+
+Columns are ordered by group, epoch and member of the group, whatever the ranks and stages. With two epochs, rank 0 of
+the drawing holds the columns 0 to 7, rank 1 the columns 8 to 15:
+
+    column    0   1   2   3   4   5   6   7
+    env       0   1   0   1   2   3   2   3
+    epoch     0   0   1   1   0   0   1   1
+
+Rows are shuffled within strata. There are as many strata as divide both the columns of all ranks and the global batch,
+and each rank holds whole strata, so a global batch is made of the same rows on any number of ranks. With 24 columns on
+three ranks and global batches of 12 rows there are 12 strata of 2 columns, and each batch has one row of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Piece(NamedTuple):
+    """A run of neighbouring rows of one rank's batch."""
+
+    rank: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class EnvLayout:
+    """How the envs of a run are dealt to stages and to the ranks of any component."""
+
+    num_envs: int  # over all ranks and stages
+    stages: int = 1
+    group_size: int = 1
+
+    def share(self, ranks: int) -> int:
+        """Envs that each of so many ranks handles in one stage."""
+        return self.num_envs // self.stages // ranks
+
+    def env_ids(self, ranks: int, rank: int, stage: int) -> list[int]:
+        """The envs that `rank` of `ranks` handles in a stage, in the order of its batch."""
+        share, group = self.share(ranks), self.group_size
+        places = range(rank * share, (rank + 1) * share)  # within the stage
+        return [(place // group * self.stages + stage) * group + place % group for place in places]
+
+    def routes(self, sources: int, targets: int) -> list[list[Piece]]:
+        """For each target rank, the pieces of the source ranks' batches of a stage that make up its own."""
+        have, want = self.share(sources), self.share(targets)
+        return [
+            [
+                Piece(source, max(first - source * have, 0), min(first + want - source * have, have))
+                for source in range(first // have, (first + want - 1) // have + 1)
+            ]
+            for first in range(0, targets * want, want)
+        ]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one rank: [groups, stages, epochs, members] in this order."""
+
+    num_envs: int  # of the rank in one stage
+    stages: int = 1
+    epochs: int = 1
+    group_size: int = 1
+
+    def __len__(self) -> int:
+        return self.num_envs * self.stages * self.epochs
+
+    def of_envs(self, first: int, end: int) -> slice:
+        """The columns of the envs first..end (whole groups, counted within a stage) in all stages and epochs."""
+        per_env = self.stages * self.epochs
+        return slice(first * per_env, end * per_env)
+
+    def part(self, x: Any, stage: int, epoch: int) -> Any:
+        """The view [groups, members, ...] of a tensor or array x [B, ...] that belongs to one stage and epoch."""
+        shape = (self.num_envs // self.group_size, self.stages, self.epochs, self.group_size, *x.shape[1:])
+        return x.reshape(shape)[:, stage, epoch]
+
+    def numbers(self, stage: int, epoch: int) -> np.ndarray:
+        """The column of every env of the rank in one stage and epoch, i64 [num_envs]."""
+        return self.part(np.arange(len(self)), stage, epoch).reshape(-1)
+
+
+def row_numbers(chunk: int, columns: Any, num_columns: int) -> Any:
+    """The rows of one chunk in the given columns."""
+    return chunk * num_columns + columns
+
+
+def chunk_and_column(rows: Any, num_columns: int) -> tuple[Any, Any]:
+    """The inverse of `row_numbers`: an index pair into tensors [T, B, ...]."""
+    return rows // num_columns, rows % num_columns
+
+
+def global_batches(
+    num_chunks: int,
+    num_columns: int,
+    *,
+    batch_size: int,
+    ranks: int,
+    rank: int,
+    shuffle: Callable[[int, int], np.ndarray],
+) -> Iterator[np.ndarray]:
+    """The rows i64 [batch_size / ranks] that a rank adds to each global batch of one update epoch.
+
+    `num_columns` and row numbers are the rank's own. `shuffle(stratum, count)` is a permutation of 0 .. count-1, the
+    same for a stratum wherever it lies.
+    """
+    strata = math.gcd(num_columns * ranks, batch_size)
+    width, share = num_columns * ranks // strata, batch_size // strata
+    mine = []
+    for local in range(strata // ranks):
+        order = shuffle(rank * (strata // ranks) + local, num_chunks * width)
+        chunks, places = chunk_and_column(order, width)
+        mine.append(row_numbers(chunks, local * width + places, num_columns))
+    rows = np.stack(mine)  # [strata of this rank, T x width]
+    for first in range(0, rows.shape[1], share):
+        yield rows[:, first : first + share].reshape(-1)

@@ -1,0 +1,113 @@
+"""Watch: everything that shows a run while it happens: metric loggers, console, evaluation files, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+from rlinf.config.schema import Config
+from rlinf.data.types import EpisodeRecord
+from rlinf.errors import UserError
+from rlinf.metrics.console import RunConsole
+from rlinf.metrics.episodes import group_rates, own_metrics, summarise, task_rates
+from rlinf.metrics.loggers import MetricLogger, check_backends
+from rlinf.metrics.names import expand, guide_name
+from rlinf.metrics.report import write_report
+from rlinf.metrics.stats import Rate
+
+
+class Listener(Protocol):
+    """Whoever a runner tells what happens."""
+
+    def start(self, first_step: int, total_steps: int) -> None: ...
+
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def evaluated(
+        self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
+    ) -> None: ...
+
+    def warn(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Watch:
+    """Given metrics and episode records, tells everyone who listens."""
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg = cfg
+        self.folder = Path(cfg.runner.logger.log_path)
+        if not cfg.runner.only_eval:
+            check_backends(cfg.runner.logger)
+        try:
+            self.console = RunConsole(self.folder)
+        except OSError as error:
+            raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
+        self.logger: MetricLogger | None = None
+        self.evaluations: list[Path] = []
+
+    def start(self, first_step: int, total_steps: int) -> None:
+        """Called once the run knows where it begins; a resumed run drops what later steps had logged."""
+        self.console.start(first_step, total_steps)
+        self._open(first_step)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self._open(step).log(step, metrics)
+        self.console.step(step, metrics)
+
+    def evaluated(
+        self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Writes eval/step_N.json with every episode and its counts, and shows the rates with their intervals.
+
+        Those of single tasks are shown where the evaluation is all there is to see.
+        """
+        folder = self.folder / "eval"
+        folder.mkdir(exist_ok=True)
+        rate = Rate.of(r.success_once for r in records)
+        rates, own = group_rates(records, groups or {}), own_metrics(records)
+        tasks = task_rates(records, groups or {})
+        metrics = {f"eval/{name}": value for name, value in summarise(records, groups).items()}
+        path = folder / f"step_{step}.json"
+        path.write_text(
+            json.dumps(
+                {
+                    "step": step,
+                    "success_once": asdict(rate),
+                    "groups": {name: asdict(group) for name, group in rates.items()},
+                    "tasks": {name: asdict(task) for name, task in tasks.items()},
+                    "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
+                    "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
+                    "episodes": [r.to_json() for r in records],
+                },
+                indent=1,
+            )
+        )
+        self.evaluations.append(path)
+        self.console.say(f"evaluation at step {step}: success {rate}")
+        for name, group in rates.items():
+            self.console.say(f"  {name:<10} {group}")
+        for name, task in tasks.items() if self.cfg.runner.only_eval else ():
+            self.console.say(f"  {name:<30} {task}")
+        for name, value in own.items():
+            self.console.say(f"  {guide_name(name):<44} {value if isinstance(value, Rate) else f'{value:.3f}'}")
+
+    def warn(self, message: str) -> None:
+        self.console.say(f"warning: {message}")
+
+    def close(self) -> None:
+        """Closes the loggers and writes report.html, unless the run ended before there was anything to show."""
+        self.console.stop()
+        if self.logger is not None:
+            self.logger.close()
+        if self.evaluations or (self.logger is not None and self.logger.last_step > 0):
+            write_report(self.folder)
+
+    def _open(self, step: int) -> MetricLogger:
+        if self.logger is None:
+            self.logger = MetricLogger(self.cfg.runner.logger, asdict(self.cfg), resume_step=step)
+        return self.logger

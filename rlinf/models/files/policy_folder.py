@@ -1,0 +1,133 @@
+"""What a policy folder says of itself beside its weights: which policy it is, and which base its adapters need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlinf.errors import UserError
+from rlinf.models.files.column_statistics import read_json
+
+CONFIG = "config.json"
+SETTINGS = "rlinf"  # entry of config.json: the model block the policy was built with
+BASE_FILE = "base.json"  # beside adapters: fingerprint of the weight files they were trained on
+TEMPORARY = ".tmp-"  # folders are written under this prefix and then replace the one of the rest of the name
+Print = dict[str, dict[str, Any]]  # file name -> {"size": bytes, "sha256": of a sample}
+_WHOLE, _ENDS, _SAMPLES, _SAMPLE = 8 << 20, 1 << 20, 64, 1 << 16
+# Published config.json files call the policies of one family by these names.
+_FAMILY = {"openvla": "openvla", "openvla_oft": "openvla", "prismatic": "openvla"}
+_FAMILY |= dict.fromkeys(("openpi", "pi0", "pi05"), "openpi")
+
+
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """A folder's config.json; empty when it has none."""
+    path = folder / CONFIG
+    return read_json(path) if path.is_file() else {}
+
+
+def saved_settings(folder: Path) -> dict[str, Any]:
+    """The model block in a folder of ours; empty for a published one."""
+    settings = read_config_json(folder).get(SETTINGS, {})
+    if not isinstance(settings, dict):
+        raise UserError(f"{folder / CONFIG}: {SETTINGS}={str(settings)[:60]} must be an object of settings")
+    return settings
+
+
+def check_model_type(folder: Path, model_type: str, *, family_only: bool = False) -> None:
+    """Refuse a folder of another policy; a published one is known only by its family."""
+    saved = saved_settings(folder).get("model_type")
+    if saved is not None and saved != model_type and not family_only:
+        raise _other(folder, saved, model_type)
+    content = read_config_json(folder)
+    said = saved or content.get("model_type") or content.get("type")  # LeRobot writes `type`
+    family = _FAMILY.get(said) if isinstance(said, str) else None
+    if family is not None and family != _FAMILY.get(model_type, model_type):
+        raise _other(folder, said, model_type)
+
+
+def check_settings(folder: Path, ours: Mapping[str, Any]) -> None:
+    """Refuse a folder of ours whose policy was built with other values of these keys."""
+    saved = saved_settings(folder)
+    for key, value in ours.items():
+        if key in saved and saved[key] != value:
+            raise UserError(
+                f"{folder / CONFIG}: it was trained with {key}={saved[key]}, this configuration has "
+                f"actor.model.{key}={value}"
+            )
+
+
+def refuse_run_folder(folder: Path) -> None:
+    """global_step_N is not a policy, it contains one."""
+    if (inside := folder / "actor" / "model").is_dir():
+        raise UserError(
+            f"actor.model.model_path={folder} is a run's checkpoint, its policy lies in {inside}: "
+            f"set model_path to that, or runner.ckpt_path={folder}"
+        )
+
+
+def fingerprint(files: Iterable[Path]) -> Print:
+    """Names, sizes and sha256 of a sample: 8 MiB or less whole, else both ends and 64 blocks between, for speed."""
+    return {file.name: {"size": file.stat().st_size, "sha256": _sample_hash(file)} for file in files}
+
+
+def save_print(folder: Path, prints: Print) -> None:
+    """Write base.json."""
+    (folder / BASE_FILE).write_text(json.dumps({"files": prints}, indent=1) + "\n")
+
+
+def recorded_print(folder: Path) -> Print | None:
+    """The fingerprint in base.json; None in a folder without it."""
+    path = folder / BASE_FILE
+    if not path.is_file():
+        return None
+    files = read_json(path).get("files")
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        raise UserError(f"{path}: files={str(files)[:60]} must be an object per weight file; copy it again")
+    return files
+
+
+def print_difference(recorded: Print, found: Print) -> str | None:
+    """What changed, for an error; None when nothing did."""
+    for name in sorted(recorded.keys() | found.keys()):
+        if name not in found or name not in recorded:
+            return f"{name} is {'gone' if name in recorded else 'new'}"
+        a, b = recorded[name], found[name]
+        if a.get("size") != b["size"]:
+            return f"{name} had {a.get('size')} bytes, now {b['size']}"
+        if a != b:
+            return f"the numbers of {name} differ"
+    return None
+
+
+def will_be_deleted(base: Path, folder: Path) -> bool:
+    """Whether saving into `folder` may delete `base`: it lies in what is replaced, or among prunable checkpoints."""
+    temporary = next((p for p in (folder, *folder.parents) if p.name.startswith(TEMPORARY)), None)
+    doomed = folder
+    if temporary is not None:
+        doomed = temporary.with_name(temporary.name.removeprefix(TEMPORARY))
+        if doomed.name.startswith("global_step_"):
+            doomed = doomed.parent
+    return base.resolve().is_relative_to(doomed.resolve())
+
+
+def _other(folder: Path, saved: object, ours: str) -> UserError:
+    article = "an" if str(saved)[:1] in tuple("aeiou") else "a"
+    return UserError(
+        f"{folder / CONFIG}: it is {article} {saved} checkpoint, this configuration is actor.model.model_type={ours}"
+    )
+
+
+def _sample_hash(file: Path) -> str:
+    size = file.stat().st_size
+    spans = [(0, size)]
+    if size > _WHOLE:
+        spans = [(0, _ENDS), *((i * size // _SAMPLES, _SAMPLE) for i in range(1, _SAMPLES)), (size - _ENDS, _ENDS)]
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        for start, length in spans:
+            stream.seek(start)
+            digest.update(stream.read(length))
+    return digest.hexdigest()

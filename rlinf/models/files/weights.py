@@ -1,0 +1,250 @@
+"""Weights in and out of checkpoint folders: safetensors (sharded or not), strict about every name and shape.
+
+A load is prepared before it is run: every file is found whole and every name, shape and dtype is checked first, so that
+a bad checkpoint leaves the model as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from rlinf.errors import UserError
+from rlinf.models.files.adapters import shortened
+from rlinf.models.files.tensor_files import FLOATS, Header, open_tensors, read_headers
+
+Tensor = torch.Tensor
+Rename = Callable[[str], str | None]
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_SHARD_BYTES = 5 << 30
+_SINGLES = (
+    SINGLE,
+    "model_state_dict/full_weights.pt",
+    "actor/model_state_dict/full_weights.pt",
+    "pytorch_model.bin",
+)
+_INDICES = (INDEX, "pytorch_model.bin.index.json")
+_FLOAT_WORDS = ("F64", "F32", "F16", "BF16")
+_ADAPTER = re.compile(r"\.(lora_[AB])(?:\.\w+)?\.weight$")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies, and what its header says."""
+
+    file: Path
+    name: str  # with the prefix of its file, if that has one
+    key: str  # its name in the file
+    header: Header
+    side: bool  # a side file's tensors replace those of the main files
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A load that was found to fit and has not happened yet."""
+
+    moves: list[tuple[Tensor, Stored]]
+    missing: set[str]  # optional names that were not found
+
+    def run(self) -> None:
+        """Copy every tensor, cast to the dtype of its target."""
+        by_file: dict[Path, list[tuple[Tensor, Stored]]] = {}
+        for target, stored in self.moves:
+            by_file.setdefault(stored.file, []).append((target, stored))
+        with torch.no_grad():
+            for file, moves in by_file.items():
+                with open_tensors(file) as read:
+                    for target, stored in moves:
+                        target.copy_(read(stored.key))
+
+
+def load_weights(
+    module: nn.Module, source: Path, *, rename: Rename = lambda name: name, optional: tuple[str, ...] = ()
+) -> set[str]:
+    """Copy the tensors of a folder or file into `module`, cast to its dtypes; returns the optional names not found.
+
+    `rename` maps a stored name to the module's (None: skip it). Names that start with an entry of `optional` may be
+    missing, all of that entry together (they keep their values), and may be left over; any other difference is an
+    error. So may LoRA adapters, whose layers are known by their plain names.
+    """
+    transfer = prepare(plain_targets(module), source, rename=rename, optional=optional)
+    transfer.run()
+    return transfer.missing
+
+
+def prepare(
+    targets: dict[str, Tensor],
+    source: Path,
+    *,
+    rename: Rename = lambda name: name,
+    optional: tuple[str, ...] = (),
+    side: Sequence[tuple[Path, str]] = (),
+) -> Transfer:
+    """Check a load into `targets` without doing it; `side` are further files, each with a prefix for its names."""
+    moves: dict[str, Stored] = {}
+    unknown = []
+    for stored in _stored(source, side):
+        name = _renamed(stored.name, rename)
+        if name is None:
+            continue
+        if name not in targets:
+            if not name.startswith(optional):
+                unknown.append(stored.name)
+            continue
+        _check_fits(stored, targets[name])
+        if name in moves and not stored.side:
+            _check_equal(moves[name], stored)
+        moves[name] = stored
+    if unknown:
+        hint = _adapter_hint(targets) if any(map(is_adapter, unknown)) else ""
+        raise UserError(f"{source} holds {len(unknown)} tensors this model does not have: {shortened(unknown)}{hint}")
+    missing = targets.keys() - moves.keys()
+    adapters = [name for name in targets if is_adapter(name)]
+    groups = [[n for n in targets if n.startswith(prefix) and not is_adapter(n)] for prefix in optional]
+    for label, group in zip((*(f"{p}*" for p in optional), "the LoRA adapters"), (*groups, adapters), strict=True):
+        lost = sorted(missing.intersection(group))
+        if 0 < len(lost) < len(group):
+            raise UserError(f"{source} holds only a part of {label}: {shortened(lost)} are missing")
+    required = sorted(name for name in missing if not name.startswith(optional) and not is_adapter(name))
+    if required:
+        raise UserError(f"{source} lacks {len(required)} tensors of this model: {shortened(required)}")
+    return Transfer([(targets[name], stored) for name, stored in moves.items()], missing)
+
+
+def plain_targets(module: nn.Module) -> dict[str, Tensor]:
+    """A module's tensors by the names they have without LoRA; adapters as `<layer>.lora_A.weight`."""
+    return {plain_name(name): tensor for name, tensor in module.state_dict().items()}
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor as if its layer were not adapted; of an adapter as peft stores it."""
+    return _ADAPTER.sub(r".\1.weight", name.replace(".base_layer.", "."))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor belongs to LoRA."""
+    return _ADAPTER.search(name) is not None
+
+
+def weight_files(source: Path) -> list[Path]:
+    """The files that hold the weights of `source`."""
+    if source.is_file():
+        return [source]
+    for name in _INDICES:
+        if (source / name).is_file():
+            shards = sorted(set(_weight_map(source / name).values()))
+            lost = [shard for shard in shards if not (source / shard).is_file()]
+            if lost:
+                raise UserError(f"{source} lacks {shortened(lost)}, named in {name}; the copy is incomplete")
+            return [source / shard for shard in shards]
+    for name in _SINGLES:
+        if (source / name).is_file():
+            return [source / name]
+    raise UserError(f"{source} holds no weights: expected {SINGLE} or {INDEX}")
+
+
+def save_weights(tensors: dict[str, Tensor], folder: Path, *, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    """Write `tensors` as model.safetensors, or as shards with an index when they exceed `max_shard_bytes`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = _shards(tensors, max_shard_bytes)
+    names = {}
+    for i, shard in enumerate(shards, 1):
+        file = SINGLE if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        # One shard at a time goes to the CPU: a network need not fit there as a whole.
+        save_file({n: tensors[n].detach().contiguous().cpu() for n in shard}, folder / file, metadata={"format": "pt"})
+        names.update(dict.fromkeys(shard, file))
+    if len(shards) == 1:
+        return
+    total = sum(t.numel() * t.element_size() for t in tensors.values())
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": names}, indent=1) + "\n")
+
+
+def _stored(source: Path, side: Sequence[tuple[Path, str]]) -> Iterator[Stored]:
+    """Every tensor of a folder or file, and of the side files, each name once and where the index says."""
+    seen: dict[str, Path] = {}
+    for file in weight_files(source):
+        for name, header in read_headers(file).items():
+            if name in seen:
+                raise UserError(f"{name} is stored twice: in {seen[name]} and in {file}")
+            seen[name] = file
+            yield Stored(file, name, name, header, False)
+    for index in _INDICES:
+        if source.is_dir() and (source / index).is_file():
+            for name, shard in _weight_map(source / index).items():
+                if seen.get(name) != source / shard:
+                    raise UserError(f"{source / shard} lacks {name}, which {index} says it holds")
+            break
+    for file, prefix in side:
+        for key, header in read_headers(file).items():
+            yield Stored(file, prefix + key, key, header, True)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        shards = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index} cannot be read as an index of shards ({error!r}); copy it again") from error
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise UserError(f"{index} cannot be read as an index of shards: weight_map must name a file per tensor")
+    return shards
+
+
+def _renamed(stored: str, rename: Rename) -> str | None:
+    """The target of a stored name, which may carry the marks of a peft model."""
+    name = plain_name(stored.removeprefix("base_model.model."))
+    adapter = _ADAPTER.search(name)
+    if adapter is None:
+        return rename(name)
+    layer = rename(f"{name[: adapter.start()]}.weight")
+    return None if layer is None else f"{layer.removesuffix('.weight')}.{adapter[1]}.weight"
+
+
+def _check_fits(stored: Stored, target: Tensor) -> None:
+    shape, dtype = stored.header
+    if shape != tuple(target.shape):
+        raise UserError(
+            f"{stored.file}: {stored.name} has shape {list(shape)}, the model expects "
+            f"{list(target.shape)}; the checkpoint is of another size or configuration"
+        )
+    if (dtype in _FLOAT_WORDS) != (target.dtype in FLOATS):
+        raise UserError(
+            f"{stored.file}: {stored.name} is stored as {dtype}, the model expects {target.dtype}; "
+            "quantised weights must be converted to a float type first"
+        )
+
+
+def _check_equal(a: Stored, b: Stored) -> None:
+    """Two stored names that mean one tensor, as a tied embedding, must agree."""
+    with ExitStack() as files:
+        first, second = (files.enter_context(open_tensors(s.file))(s.key) for s in (a, b))
+        coarser = min(first.dtype, second.dtype, key=lambda dtype: dtype.itemsize)
+        if not torch.equal(first.to(coarser), second.to(coarser)):
+            raise UserError(f"{b.file}: {a.name} and {b.name} are one tensor in this model, but their values differ")
+
+
+def _shards(tensors: dict[str, Tensor], limit: int) -> list[list[str]]:
+    """Names by shard, in order; a tensor larger than the limit has a shard of its own."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        num_bytes = tensor.numel() * tensor.element_size()
+        if shards[-1] and size + num_bytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += num_bytes
+    return shards
+
+
+def _adapter_hint(targets: dict[str, Tensor]) -> str:
+    if any(map(is_adapter, targets)):
+        return "; here these layers are frozen, or not among actor.model.lora_targets"
+    return "; for its LoRA adapters set actor.model.is_lora=True, or merge them with `rlinf export`"

@@ -1,0 +1,119 @@
+"""Plan: which worker lives in which process on which node and accelerators, and who talks to whom. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from rlinf.data.layout import EnvLayout, Piece
+from rlinf.placement.grammar import COMPONENTS, Slot
+
+Mode = Literal["train", "eval"]
+
+
+class Resident(NamedTuple):
+    """One worker of a process."""
+
+    role: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class ProcessSlot:
+    """One process and the workers that live in it."""
+
+    slot: Slot
+    workers: tuple[Resident, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about where and how many; decided before anything starts."""
+
+    env: tuple[Slot, ...]  # one per process rank
+    rollout: tuple[Slot, ...]
+    actor: tuple[Slot, ...]
+    train_envs: EnvLayout
+    eval_envs: EnvLayout
+    offload: frozenset[str] = frozenset()  # components that leave their accelerators while others work
+    one_process: bool = True  # every worker is a thread of the running process; else Ray starts the processes
+
+    def slots(self, component: str) -> tuple[Slot, ...]:
+        """The processes of a component, by rank."""
+        return {"env": self.env, "rollout": self.rollout, "actor": self.actor}[component]
+
+    @cached_property
+    def processes(self) -> tuple[ProcessSlot, ...]:
+        """Every process, by index: workers of equal rank in the same place share theirs."""
+        workers = [(slot, Resident(c, r)) for c in COMPONENTS for r, slot in enumerate(self.slots(c))]
+        if self.one_process:
+            return (ProcessSlot(self.actor[0], tuple(w for _, w in workers)),)
+        found: dict[tuple[Slot, int], list[Resident]] = {}
+        for slot, worker in workers:
+            found.setdefault((slot, worker.rank), []).append(worker)
+        return tuple(ProcessSlot(slot, tuple(members)) for (slot, _), members in found.items())
+
+    def process_of(self, role: str, rank: int) -> int:
+        """The index of the process a worker lives in."""
+        return next(i for i, p in enumerate(self.processes) if Resident(role, rank) in p.workers)
+
+    @cached_property
+    def rollout_copies(self) -> tuple[int, ...]:
+        """Rollout ranks without an actor in their process: they hold parameters of their own, which must be synced."""
+        actors = {self.process_of("actor", rank) for rank in range(len(self.actor))}
+        return tuple(r for r in range(len(self.rollout)) if self.process_of("rollout", r) not in actors)
+
+    @cached_property
+    def keeps_prefixes(self) -> bool:
+        """Whether updates use what rollouts computed of frozen weights: all actors read their own process's, or none.
+
+        One that did while another did not would wait for it in a collective.
+        """
+        return len(self.rollout) == len(self.actor) and not self.rollout_copies
+
+    @cached_property
+    def teams(self) -> dict[str, tuple[int, ...]]:
+        """Processes that talk directly: the actors, and actor 0 with every rollout it sends weights to."""
+        actors = tuple(self.process_of("actor", rank) for rank in range(len(self.actor)))
+        copies = tuple(self.process_of("rollout", rank) for rank in self.rollout_copies)
+        return {"actor": actors, "sync": (actors[0], *copies)}
+
+    def overlaps(self, a: str, b: str) -> bool:
+        """Whether the components meet on some accelerator (on some node where there are none)."""
+        return bool(_places(self.slots(a)) & _places(self.slots(b)))
+
+    @property
+    def mode(self) -> Literal["shared", "hybrid", "separate"]:
+        """All components on the same accelerators, on pairwise different ones, or something between."""
+        places = [_places(self.slots(c)) for c in COMPONENTS]
+        if places[0] == places[1] == places[2]:
+            return "shared"
+        return "separate" if len(set.union(*places)) == sum(map(len, places)) else "hybrid"
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages: shares of the envs that are simulated in turn."""
+        return self.train_envs.stages
+
+    def envs(self, mode: Mode) -> EnvLayout:
+        """The layout of the training or evaluation envs."""
+        return self.train_envs if mode == "train" else self.eval_envs
+
+    def num_envs(self, component: str, mode: Mode = "train") -> int:
+        """Envs one rank of `component` handles in one stage."""
+        return self.envs(mode).share(len(self.slots(component)))
+
+    def env_ids(self, component: str, rank: int, stage: int, mode: Mode = "train") -> list[int]:
+        """Global numbers of the envs a rank handles in a stage (data/layout.py draws them)."""
+        return self.envs(mode).env_ids(len(self.slots(component)), rank, stage)
+
+    def routes(self, src: str, dst: str, mode: Mode = "train") -> list[list[Piece]]:
+        """For each rank of `dst`, the pieces of the batches of `src` ranks that make up its own."""
+        return self.envs(mode).routes(len(self.slots(src)), len(self.slots(dst)))
+
+
+def _places(slots: Sequence[Slot]) -> set[tuple[int, int]]:
+    """(node, accelerator) pairs; -1 stands for a node used without accelerators."""
+    return {(s.node, d) for s in slots for d in s.devices or (-1,)}

@@ -1,0 +1,46 @@
+"""The rollout loop: observation -> action -> observation, for every stage, by passing futures from worker to worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from rlinf.data.types import Moment
+from rlinf.placement.plan import Plan
+from rlinf.runtime.cluster import Group, Routed
+
+
+def roll_out(
+    env: Group,
+    rollout: Group,
+    plan: Plan,
+    *,
+    mode: Literal["train", "eval"],
+    step: int,
+    epochs: int,
+    chunks: int,
+    finished: Callable[[], bool] = lambda: False,
+) -> list[Any]:
+    """Play `epochs` rollouts of `chunks` chunks; returns futures that are done, or fail, at the end.
+
+    Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` may end an evaluation.
+    """
+    to_rollout, to_env = plan.routes("env", "rollout", mode), plan.routes("rollout", "env", mode)
+    stages = range(plan.stages)
+    done = []
+    for epoch in range(epochs):
+        steps = [env.call("begin", mode=mode, stage=stage) for stage in stages]
+        for chunk in range(chunks):
+            at = Moment(step, epoch, chunk)
+            for stage in stages:
+                actions = rollout.map("predict", Routed(steps[stage], to_rollout), mode=mode, stage=stage, at=at)
+                steps[stage] = env.map("step", Routed(actions, to_env), mode=mode, stage=stage)
+            if finished():
+                break
+        for stage in stages:
+            end = Moment(step, epoch, chunks)
+            if mode == "train":
+                done += rollout.map("finish", Routed(steps[stage], to_rollout), stage=stage, at=end)
+            else:
+                done += steps[stage]
+    return done

@@ -1,0 +1,86 @@
+"""The user's copy of CALVIN's files: where it is, whether it is complete, and the sentences in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlinf.simulators.calvin.starts import GEOMETRY
+from rlinf.simulators.calvin.tasks import COLOURS, TASKS
+from rlinf.simulators.contract import AbsentError, SetupError
+
+ROBOT = "data/franka_panda/panda_longer_finger.urdf"
+PLANE = "data/plane/plane.urdf"
+ANNOTATIONS = {"validation": "tasks/new_playtable_validation.yaml", "training": "tasks/new_playtable.yaml"}
+LAYOUT = "it should hold data/ of mees/calvin_env and tasks/ of mees/calvin: bash requirements/envs/calvin.sh FOLDER"
+
+
+def table_file(scene: str) -> str:
+    """The table of a scene."""
+    return f"data/calvin_table_{scene}/urdf/calvin_table_{scene}.urdf"
+
+
+def block_files(scene: str) -> list[str]:
+    """The red, blue and pink block of a scene."""
+    sizes = zip(COLOURS, GEOMETRY[scene].sizes, strict=True)
+    return [f"data/blocks/block_{colour}_{size}.urdf" for colour, size in sizes]
+
+
+def find_folder(given: str | None) -> Path:
+    """The folder that init_params.data_path or the variable CALVIN_PATH names."""
+    named = given or os.environ.get("CALVIN_PATH")
+    if not named:
+        raise AbsentError(f"CALVIN_PATH is not set: no folder with CALVIN's files; {LAYOUT}")
+    folder, origin = Path(named).expanduser(), "data_path" if given else "CALVIN_PATH"
+    if not folder.is_dir():
+        raise SetupError(f"{origin}={named} is not a folder; {LAYOUT}")
+    return folder.resolve()
+
+
+def check_folder(folder: Path, scenes: Sequence[str]) -> None:
+    """Every file that `scenes` need must be there: Bullet would draw a world with parts missing, without a word."""
+    wanted = [ROBOT, PLANE, *ANNOTATIONS.values()]
+    wanted += [name for scene in scenes for name in (table_file(scene), *block_files(scene))]
+    for name in wanted:
+        for path in (folder / name, *_referenced(folder / name)):
+            if not path.is_file():
+                raise SetupError(f"CALVIN_PATH={folder} lacks {os.path.relpath(path, folder)}; {LAYOUT}")
+
+
+def _referenced(path: Path) -> Iterator[Path]:
+    """The meshes, materials and textures a URDF leads to."""
+    if path.suffix != ".urdf" or not path.is_file():
+        return
+    for name in sorted(set(re.findall(r'filename="([^"]+)"', path.read_text()))):
+        mesh = path.parent / name.removeprefix("package://")
+        yield mesh
+        if mesh.suffix != ".obj" or not mesh.is_file():
+            continue
+        with mesh.open() as lines:
+            head = "".join(line for _, line in zip(range(20), lines, strict=False))
+        for name in re.findall(r"^mtllib (.+)$", head, re.M):
+            material = mesh.parent / name.strip()
+            if mesh.parent.name != "collision":  # those name files their makers kept to themselves
+                yield material
+                yield from (mesh.parent / texture for texture in _textures(material))
+
+
+def _textures(material: Path) -> list[str]:
+    return re.findall(r"^\s*map_Kd (.+?)\s*$", material.read_text(), re.M) if material.is_file() else []
+
+
+def read_annotations(folder: Path, kind: str) -> dict[str, tuple[str, ...]]:
+    """Sentences by task: `validation` has one each, `training` 7 to 20."""
+    import yaml
+
+    path = folder / ANNOTATIONS[kind]
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise SetupError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    missing = [task for task in TASKS if not isinstance(read, dict) or not read.get(task)]
+    if missing:
+        raise SetupError(f"{path} has no sentence for {', '.join(missing[:3])}{' ...' if missing[3:] else ''}")
+    return {task: tuple(map(str, read[task])) for task in TASKS}

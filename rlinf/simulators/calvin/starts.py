@@ -1,0 +1,224 @@
+"""From a reset id to the start of an episode: scene, tasks, and where everything lies.
+
+reset id = (100 * scene + slot) * 1,000,000 + layout. Scenes A to D count from 0; slot 0-33 is one task, slot 50 a chain
+of five. Chain layouts 0-999 are the benchmark's evaluation sequences; every other layout is a seed. Blocks lie where
+the benchmark puts them; evaluation starts are exactly its own, seeded ones scatter by a centimetre.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from rlinf.simulators.calvin.symbolic import (
+    NUM_SEQUENCES,
+    State,
+    after,
+    evaluation_sequences,
+    initial_states,
+    random_chain,
+)
+from rlinf.simulators.calvin.tasks import COLOURS, TASKS
+from rlinf.simulators.contract import TASK_STRIDE, Array, IdGrid
+
+SCENES = "ABCD"
+CHAIN_SLOT, SLOTS = 50, 100
+EVAL_LAYOUTS, DEMO_LAYOUTS, TRAIN_LAYOUTS = range(500), range(100_000, 500_000), range(500_000, TASK_STRIDE)
+
+TCP_POSE = (0.02586889, -0.2313129, 0.5712808, 3.09045411, -0.02908596, 1.50013585)  # position, Euler angles
+ARM_POSE = (-1.21779124, 1.03987629, 2.11978254, -2.34205014, -0.87015899, 1.64119093, 0.55344928)  # joints
+ROBOT_OBS = np.array([*TCP_POSE, 0.07999963, *ARM_POSE, 1.0])  # gripper opening; last gripper action
+HELD_WIDTH = 0.0402  # gripper opening around a block
+CABINET_SPOTS = {
+    "slider_left": (-2.40851662e-01, 9.24044687e-02, 4.60990009e-01),
+    "slider_right": (7.03416330e-02, 9.24044687e-02, 4.60990009e-01),
+}
+TABLE_SPOTS = (
+    (5.00000896e-02, -1.20000177e-01, 4.59990009e-01),
+    (2.29995412e-01, -1.19995140e-01, 4.59990010e-01),
+)
+DRAWER_Y, DRAWER_Z, DRAWER_REACH = -0.355, 0.36, 0.19  # inside the open drawer; how far off its middle still falls in
+STACK_HEIGHT = 0.042
+YAW, YAW_RANGE, JITTER = np.pi / 2, np.pi / 8, 0.01
+SETTLE_STEPS = 8  # control steps before a seeded episode begins: blocks come to rest, fingers close
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What differs between the scenes."""
+
+    sizes: tuple[str, str, str]  # of the red, blue and pink block: small, middle, big
+    drawer_x: float  # its middle
+    slide_open: float  # joint position of the door on the left
+    cabinet_shift: float = 0.0  # x of the cabinet against scene D's
+    table_spots: tuple[tuple[float, ...], ...] = TABLE_SPOTS
+
+
+GEOMETRY = {
+    "A": Geometry(("middle", "big", "small"), 0.10, 0.28),
+    # D's right table spot is under B's button
+    "B": Geometry(("small", "big", "middle"), 0.18, 0.28, 0.20, ((-0.15, -0.12, 0.46), (0.05, -0.12, 0.46))),
+    "C": Geometry(("big", "small", "middle"), 0.10, 0.24, 0.20),  # its door stops at 0.24
+    "D": Geometry(("middle", "small", "big"), 0.18, 0.28),
+}
+
+
+def geometry(scene: str, *, compat: bool = False) -> Geometry:
+    """A scene's geometry; `compat` puts things where scene D has them, as published, whether they fit or not."""
+    own = GEOMETRY[scene]
+    return Geometry(own.sizes, own.drawer_x, GEOMETRY["D"].slide_open) if compat else own
+
+
+@dataclass(frozen=True)
+class Start:
+    """How an episode begins."""
+
+    scene: str
+    tasks: tuple[str, ...]  # one, or the five of a chain
+    robot_obs: Array  # f64 [15]
+    scene_obs: Array  # f64 [24]
+    settle_steps: int
+    gripper: float  # held while settling: 1 open, -1 closed
+
+
+@dataclass(frozen=True)
+class SceneIds(IdGrid):
+    """Reset ids of the same slots in several scenes; `tasks` holds scene after scene."""
+
+    slots_per_scene: int = 1
+
+    def of_task(self, position: int) -> IdGrid:
+        """The ids of one task, in every scene."""
+        return IdGrid(self.tasks[position :: self.slots_per_scene], self.layouts, interleaved=True)
+
+
+def ids_of(scenes: Sequence[str], slots: Sequence[int], layouts: range, *, interleaved: bool = False) -> SceneIds:
+    """Slots of scenes times layouts."""
+    numbers = tuple(SLOTS * SCENES.index(scene) + slot for scene in scenes for slot in slots)
+    return SceneIds(numbers, layouts, interleaved, slots_per_scene=len(slots))
+
+
+def start_of(reset_id: int, *, compat: bool = False) -> Start:
+    """What a reset id means; the same everywhere, whatever suite it came from."""
+    number, layout = divmod(int(reset_id), TASK_STRIDE)
+    scene_number, slot = divmod(number, SLOTS)
+    if not (0 <= scene_number < len(SCENES) and (slot < len(TASKS) or slot == CHAIN_SLOT)):
+        raise ValueError(f"reset id {reset_id} belongs to no scene and task of CALVIN")
+    scene = SCENES[scene_number]
+    where = geometry(scene, compat=compat)
+    if slot == CHAIN_SLOT and layout < NUM_SEQUENCES:
+        state, tasks = evaluation_sequences()[layout]
+        return Start(scene, tasks, ROBOT_OBS, benchmark_scene_obs(state, where), 0, 1.0)
+    rng = np.random.default_rng([slot, layout])  # not by scene: the same seed is the same situation in each
+    if slot == CHAIN_SLOT:
+        states = initial_states()
+        state = states[int(rng.integers(len(states)))]
+        tasks = random_chain(state, rng)
+        while (state, tasks) in evaluation_pairs():
+            tasks = random_chain(state, rng)
+    else:
+        tasks = (TASKS[slot],)
+        states = task_states(tasks[0])
+        state = states[int(rng.integers(len(states)))]
+    robot_obs = ROBOT_OBS.copy()
+    if state.grasped:
+        robot_obs[6] = HELD_WIDTH
+    scene_obs = seeded_scene_obs(state, where, rng, before_drawer=tasks == ("push_into_drawer",))
+    return Start(scene, tasks, robot_obs, scene_obs, SETTLE_STEPS, -1.0 if state.grasped else 1.0)
+
+
+@cache
+def evaluation_pairs() -> frozenset[tuple[State, tuple[str, ...]]]:
+    """What no seeded chain may repeat."""
+    return frozenset(evaluation_sequences())
+
+
+@cache
+def task_states(task: str) -> tuple[State, ...]:
+    """States in which a task can be done at once; beyond the benchmark's starts only where none of them will do."""
+    states = initial_states()
+    if not any(after(state, task) for state in states):
+        states = tuple(further for state in states for further in _one_block_elsewhere(state))
+    return tuple(state for state in states if after(state, task) and not (task == "place_in_slider" and _full(state)))
+
+
+def _full(state: State) -> bool:
+    """Whether a block lies in the compartment that is open: the one away from the door."""
+    opened = "slider_left" if state.slider == "right" else "slider_right"
+    return any(state.block(colour) == opened for colour in COLOURS)
+
+
+def _one_block_elsewhere(state: State) -> list[State]:
+    """The state with a block of the table in the hand, in the drawer, or on the other block of the table."""
+    found = []
+    on_table = [colour for colour in COLOURS if state.block(colour) == "table"]
+    for colour in on_table:
+        found.append(state.moved(**{colour: "grasped", "grasped": 1}))
+        if state.drawer == "open":
+            found.append(state.moved(**{colour: "drawer"}))
+        for other in on_table:
+            if other != colour:
+                found.append(state.moved(**{colour: "stacked_top", other: "stacked_bottom"}))
+    return found
+
+
+def benchmark_scene_obs(state: State, where: Geometry) -> Array:
+    """The scene_obs f64 [24] of an evaluation start: spots and yaws drawn from the hash of the state's values."""
+    random = np.random.RandomState(fnv1_32(str(state.as_dict().values())))
+    order = [0, 1]
+    random.shuffle(order)
+    yaws = [random.uniform(YAW - YAW_RANGE, YAW + YAW_RANGE) for _ in COLOURS]
+    return _scene_obs(state, where, [where.table_spots[i] for i in order], yaws, np.zeros((3, 2)))
+
+
+def seeded_scene_obs(state: State, where: Geometry, rng: np.random.Generator, *, before_drawer: bool) -> Array:
+    """A start f64 [24] like the benchmark's, scattered; `before_drawer` keeps to the spots in front of the drawer."""
+    spots = [where.table_spots[i] for i in rng.permutation(2)]
+    if before_drawer:
+        near = [spot for spot in spots if abs(spot[0] - where.drawer_x) < DRAWER_REACH]
+        spots = [near[0], near[0]]  # there is one block on the table
+    yaws = rng.uniform(YAW - YAW_RANGE, YAW + YAW_RANGE, 3)
+    return _scene_obs(state, where, spots, yaws, rng.uniform(-JITTER, JITTER, (3, 2)))
+
+
+def _scene_obs(
+    state: State, where: Geometry, spots: Sequence[Sequence[float]], yaws: Sequence[float] | Array, jitter: Array
+) -> Array:
+    """Joints, lights, then position and Euler angles of the red, blue and pink block; the blocks' jitter is [3, 2]."""
+    obs = np.zeros(24)
+    obs[0] = where.slide_open if state.slider == "left" else 0.0
+    obs[1] = 0.22 if state.drawer == "open" else 0.0
+    obs[3] = 0.088 if state.lightbulb else 0.0
+    obs[4:6] = state.lightbulb, state.led
+    poses = obs[6:].reshape(3, 6)
+    spot_of = {"red": 0, "blue": 0 if state.red_block not in ("table", "stacked_bottom") else 1, "pink": 1}
+    for i, colour in enumerate(COLOURS):
+        place = state.block(colour)
+        if place in CABINET_SPOTS:
+            poses[i, :3] = CABINET_SPOTS[place]
+            poses[i, 0] += where.cabinet_shift
+        elif place == "drawer":
+            poses[i, :3] = where.drawer_x, DRAWER_Y, DRAWER_Z
+        else:
+            poses[i, :3] = spots[spot_of[colour]]
+        poses[i, :2] += jitter[i]
+        poses[i, 5] = yaws[i]
+    for i, colour in enumerate(COLOURS):
+        if state.block(colour) == "grasped":
+            poses[i] = (*ROBOT_OBS[:3], 0.0, 0.0, ROBOT_OBS[5])
+        elif state.block(colour) == "stacked_top":
+            bottom = next(c for c in COLOURS if state.block(c) == "stacked_bottom")
+            poses[i] = poses[COLOURS.index(bottom)]
+            poses[i, 2] += STACK_HEIGHT
+    return obs
+
+
+def fnv1_32(text: str) -> int:
+    """The benchmark's hash: FNV-1 of 32 bits over UTF-16 bytes, begun at 0 instead of the usual offset."""
+    value = 0
+    for byte in text.encode("utf-16-le"):
+        value = (value * 0x01000193) & 0xFFFFFFFF ^ byte
+    return value

@@ -1,0 +1,156 @@
+"""The user's copy of the published assets: where it is, whether what a run needs is there, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.simulators.contract import AbsentError, SetupError
+from rlinf.simulators.maniskill.family import NUM_IMAGES, NUM_OBJECTS, NUM_PLATES, Range, Variant, variant
+
+INSTALL = (
+    "`bash requirements/envs/maniskill.sh FOLDER` fetches everything, then "
+    "`export MANISKILL_ASSET_DIR=FOLDER MS_ASSET_DIR=FOLDER`"
+)
+URDF, TABLE = "data/robots/widowx/wx250s.urdf", "data/tasks/bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb"
+VISUALS = ("textured.obj", "textured.dae", "textured.glb")  # the first that is there is drawn
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the objects or plates."""
+
+    name: str  # as the instruction says it
+    folder: Path
+    size: tuple[float, float, float]  # of its bounding box, m
+    density: float  # kg/m³
+
+    @property
+    def collision(self) -> Path:
+        """Convex parts."""
+        return self.folder / "collision.obj"
+
+    @property
+    def visual(self) -> Path:
+        """What is drawn."""
+        return next((self.folder / n for n in VISUALS if (self.folder / n).is_file()), self.folder / VISUALS[-1])
+
+
+@dataclass(frozen=True)
+class TableImage:
+    """A picture that replaces everything behind robot, object and plate, and the texture that goes with it."""
+
+    picture: Path
+    texture: Path
+    mix: float  # scales how much of the texture is seen
+
+
+@dataclass(frozen=True)
+class Assets:
+    """Everything that the stage loads."""
+
+    urdf: Path
+    table: Path
+    objects: tuple[Model, ...]
+    plates: tuple[Model, ...]
+    images: tuple[TableImage, ...]
+
+    def check(self, variants: Sequence[Variant]) -> None:
+        """Every file that these variants need must be there, before any long work."""
+        for path in (self.urdf, *self._needed(variants), *_meshes(self.urdf), self.table):
+            if not path.is_file():
+                raise SetupError(f"{path} is missing; {INSTALL}")
+
+    def _needed(self, variants: Sequence[Variant]) -> Iterable[Path]:
+        for v in variants:
+            plates = range(NUM_PLATES) if v.extra == "plate" and v.plates.count == 1 else _span(v.plates)
+            for model in (*(self.objects[i] for i in _span(v.objects)), *(self.plates[i] for i in plates)):
+                yield from (model.collision, model.visual)
+            for i in _span(v.images):
+                yield self.images[i].picture
+                if v.texture is not None:
+                    yield self.images[i].texture
+
+
+def find_assets(rows: Sequence[tuple[str, str]]) -> Assets:
+    """The assets under MANISKILL_ASSET_DIR and MS_ASSET_DIR, complete for these (id, obj_set)."""
+    carrot = _carrot_folder()
+    ours = Assets(
+        urdf=_ms_folder() / URDF,
+        table=_ms_folder() / TABLE,
+        objects=_models(carrot / "more_carrot", NUM_OBJECTS),
+        plates=_models(carrot / "more_plate", NUM_PLATES),
+        images=_images(carrot / "more_table"),
+    )
+    ours.check([variant(*row) for row in rows])
+    return ours
+
+
+def _carrot_folder() -> Path:
+    """The folder carrot/, or the one that holds it: both have been called MANISKILL_ASSET_DIR."""
+    named = os.environ.get("MANISKILL_ASSET_DIR")
+    if not named:
+        raise AbsentError(f"MANISKILL_ASSET_DIR is not set: no folder with the objects of the tasks; {INSTALL}")
+    folder = Path(named).expanduser().resolve()
+    for carrot in (folder / "carrot", folder):
+        if (carrot / "more_carrot").is_dir():
+            return carrot
+    raise SetupError(f"MANISKILL_ASSET_DIR={named} holds no carrot/more_carrot; {INSTALL}")
+
+
+def _ms_folder() -> Path:
+    """What ManiSkill itself takes: MS_ASSET_DIR, else ~/.maniskill; the robot may also lie beside the objects."""
+    named = os.environ.get("MS_ASSET_DIR")
+    beside = Path(os.environ.get("MANISKILL_ASSET_DIR", "")).expanduser().resolve()
+    if named is None and (beside / URDF).is_file():
+        return beside
+    return Path(named or "~/.maniskill").expanduser().resolve()
+
+
+def _read(path: Path, count: int) -> dict[str, Any]:
+    """A model_db.json; its order numbers the entries."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise SetupError(f"{path} is missing; {INSTALL}") from None
+    except ValueError as error:
+        raise SetupError(f"{path} is not JSON: {error}") from None
+    if not isinstance(read, dict) or len(read) != count:
+        raise SetupError(f"{path} must list {count} entries; {INSTALL}")
+    return read
+
+
+def _models(folder: Path, count: int) -> tuple[Model, ...]:
+    found = []
+    for name, entry in _read(folder / "model_db.json", count).items():
+        try:
+            low, high = entry["bbox"]["min"], entry["bbox"]["max"]
+            size = tuple(float(b - a) for a, b in zip(low, high, strict=True))
+            found.append(Model(entry["name"], folder / name, size, float(entry["density"])))  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise SetupError(f"{folder / 'model_db.json'}: entry {name!r} is damaged ({error!r}); {INSTALL}") from None
+    return tuple(found)
+
+
+def _images(folder: Path) -> tuple[TableImage, ...]:
+    entries = _read(folder / "model_db.json", NUM_IMAGES)
+    return tuple(
+        TableImage(folder / "imgs" / name, folder / "textures" / entry["texture"], float(entry["mix"]))
+        for name, entry in entries.items()
+    )
+
+
+def _meshes(urdf: Path) -> Iterable[Path]:
+    """The files a URDF names."""
+    if urdf.is_file():
+        for name in sorted(set(re.findall(r'filename="([^"]+)"', urdf.read_text(encoding="utf-8")))):
+            yield urdf.parent / name.removeprefix("package://")
+
+
+def _span(digits: Range) -> range:
+    return range(digits.first, digits.first + digits.count)

@@ -1,0 +1,247 @@
+"""Many put-on-plate scenes in one process, stepped together by one ManiSkill environment on the GPU.
+
+A step moves every env, also those that wait for a reset or ended earlier in the chunk: what such a row was like is kept
+aside before the others move on, so that its episode, its picture and its state stay as they were. Pictures leave the
+device once per chunk. Letters: B envs, R rows of a call, C actions of a chunk. GPU physics is unverified: not yet run.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from zipfile import BadZipFile
+
+import numpy as np
+
+from rlinf.simulators.contract import Array, ChunkResult, SetupError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlinf.simulators.maniskill import Options
+    from rlinf.simulators.maniskill.family import Episode
+
+JUDGED = ("success", "is_src_obj_grasped", "consecutive_grasp", "src_on_target")
+DISTANCES = ("gripper_carrot_dist", "gripper_plate_dist", "carrot_plate_dist")
+
+
+class BatchedEnv(Protocol):
+    """What this file asks of an environment; `put_on_plate.PutOnPlate` is one."""
+
+    num_envs: int
+    device: Any
+    episodes: list[Episode]  # of every env
+
+    def reset(self, *, options: dict[str, Any]) -> Any:
+        """Begin the episodes options["episode_id"] i64 [R] in the envs options["env_idx"] i64 [R]."""
+
+    def advance(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """One action f32 [B, 7] everywhere; returns what holds afterwards, [B] each: `JUDGED` and `DISTANCES`."""
+
+    def look(self) -> Mapping[str, Tensor]:
+        """What can be observed, [B, ...] each: images u8 [B, H, W, 3], states f32 [B, 8], critic_state f32 [B, K]."""
+
+    def get_language_instruction(self) -> list[str]: ...
+
+    def snapshot(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Everything that the episodes of R envs consist of, [R, ...] each."""
+
+    def restore(self, rows: Sequence[int], saved: dict[str, Tensor]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Kept(NamedTuple):
+    """A row as it was when it stopped playing."""
+
+    state: dict[str, Tensor]  # [1, ...] each
+    seen: dict[str, Tensor]  # [...] each; empty where nobody will look
+
+
+class BatchedScenes:
+    """The scenes of a process, for the commands of the parent; a `BatchSimulator`."""
+
+    def __init__(self, env: BatchedEnv, level: Callable[[Mapping[str, Any]], float]) -> None:
+        """`level` is the reward of what was judged."""
+        import torch
+
+        self._torch, self._env, self._level = torch, env, level
+        self._kept: dict[int, Kept] = {}
+        self._playing: set[int] = set()  # rows that were given an episode
+
+    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+        """Start these episodes."""
+        as_tensor = self._torch.as_tensor
+        options = {"env_idx": as_tensor(rows, device=self._env.device), "episode_id": as_tensor(reset_ids)}
+        self._env.reset(options=options)
+        self._begin(rows)
+
+    def task(self, row: int) -> str:
+        """The id is the task."""
+        return self._env.episodes[row].env_id
+
+    def step_chunk(
+        self,
+        rows: Sequence[int],
+        actions: Array,
+        steps: Sequence[int],
+        *,
+        stop_on_success: bool,
+        record: Sequence[bool],
+    ) -> list[ChunkResult]:
+        """Execute the first steps[r] of actions f32 [R, C, 7] in every row, fewer where success ends an episode."""
+        self._resume([row for row in rows if row in self._kept])
+        commands = self._torch.zeros((self._env.num_envs, *actions.shape[1:]))
+        commands[list(rows)] = self._torch.from_numpy(np.ascontiguousarray(actions, np.float32))
+        commands = commands.to(self._env.device)
+        results = {row: ChunkResult.zeros(actions.shape[1]) for row in rows}
+        limits, filmed = dict(zip(rows, steps, strict=True)), {r for r, film in zip(rows, record, strict=True) if film}
+        happened = []
+        live = [row for row in rows if limits[row] > 0]
+        for i in range(max(steps)):
+            if not live:
+                break
+            self._keep([row for row in self._playing - set(live) if row not in self._kept], look=i > 0)
+            happened.append(self._env.advance(commands[:, i]))
+            success = happened[-1]["success"].tolist() if stop_on_success else [False] * self._env.num_envs
+            for row in live:
+                results[row].steps = i + 1
+            self._film([row for row in live if row in filmed], results)
+            live = [row for row in live if i + 1 < limits[row] and not success[row]]
+        self._fill(results, happened)
+        return [results[row] for row in rows]
+
+    def observe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """What the rows see; those that ended within the chunk where they ended."""
+        gone_on = [row for row in rows if row not in self._kept or not self._kept[row].seen]
+        self._resume([row for row in gone_on if row in self._kept])
+        seen = self._env.look() if gone_on else {}
+        names = seen or self._kept[rows[0]].seen
+        pick = [self._kept[row].seen if row not in gone_on else {n: seen[n][row] for n in names} for row in rows]
+        arrays = {name: self._torch.stack([one[name] for one in pick]).cpu().numpy() for name in names}
+        told = self._env.get_language_instruction()
+        return [
+            {name: values[r] for name, values in arrays.items()} | {"wrist_images": None, "task_description": told[row]}
+            for r, row in enumerate(rows)
+        ]
+
+    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+        """The rows' episodes, to continue as exactly as ManiSkill restores them."""
+        moving = [row for row in rows if row not in self._kept]
+        now = self._env.snapshot(moving) if moving else {}
+        states = {row: {name: value[r : r + 1] for name, value in now.items()} for r, row in enumerate(moving)}
+        return [_to_bytes(self._kept[row].state if row in self._kept else states[row]) for row in rows]
+
+    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None:
+        """Continue saved episodes."""
+        self._restore(rows, [self._from_bytes(state) for state in states])
+        self._begin(rows)
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._env.close()
+
+    def _begin(self, rows: Sequence[int]) -> None:
+        self._playing |= set(rows)
+        for row in rows:
+            self._kept.pop(row, None)
+
+    def _keep(self, rows: Sequence[int], *, look: bool) -> None:
+        """Remember rows that take no part in the next step; `look` where what they see is still to be asked."""
+        if not rows:
+            return
+        state, seen = self._env.snapshot(rows), self._env.look() if look else {}
+        for r, row in enumerate(rows):
+            mine = {name: value[r : r + 1].clone() for name, value in state.items()}
+            self._kept[row] = Kept(mine, {name: value[row].clone() for name, value in seen.items()})
+
+    def _resume(self, rows: Sequence[int]) -> None:
+        """Put rows back to where they stopped."""
+        if rows:
+            self._restore(rows, [self._kept.pop(row).state for row in rows])
+
+    def _restore(self, rows: Sequence[int], states: Sequence[dict[str, Tensor]]) -> None:
+        self._env.restore(rows, {name: self._torch.cat([state[name] for state in states]) for name in states[0]})
+
+    def _film(self, rows: Sequence[int], results: Mapping[int, ChunkResult]) -> None:
+        if rows:
+            frames = self._env.look()["images"][list(rows)].cpu().numpy()
+            for row, frame in zip(rows, frames, strict=True):
+                results[row].frames.append(frame)
+
+    def _fill(self, results: Mapping[int, ChunkResult], happened: Sequence[Mapping[str, Tensor]]) -> None:
+        """Read what happened from the device, once."""
+        stack = self._torch.stack
+        judged = stack([stack([one[name] for name in JUDGED]) for one in happened]).cpu().numpy()  # bool [steps, 4, B]
+        distances = stack([stack([one[name] for name in DISTANCES]) for one in happened]).cpu().numpy()
+        for row, result in results.items():
+            for i in range(result.steps):
+                flags = dict(zip(JUDGED, judged[i, :, row].tolist(), strict=True))
+                result.success[i], result.rewards[i] = flags["success"], self._level(flags)
+                result.info = {name: float(flag) for name, flag in flags.items() if name != "success"}
+                result.info |= dict(zip(DISTANCES, distances[i, :, row].tolist(), strict=True))
+
+    def _from_bytes(self, state: bytes) -> dict[str, Tensor]:
+        with np.load(io.BytesIO(state), allow_pickle=False) as saved:
+            return {name: self._torch.from_numpy(saved[name]) for name in saved.files}
+
+
+class Batch(BatchedScenes):
+    """`num_scenes` scenes of an id on this process's GPU."""
+
+    def __init__(self, options: Options, num_scenes: int) -> None:
+        from rlinf.simulators.maniskill import level
+
+        def judged_level(flags: Mapping[str, Any]) -> float:
+            return level(options.reward_mode, flags)
+
+        super().__init__(make_env(options, num_scenes), judged_level)
+
+
+def make_env(options: Options, num_envs: int) -> BatchedEnv:
+    """The ManiSkill environment on the GPU; a SetupError says what this machine lacks."""
+    import torch
+
+    from rlinf.simulators.vulkan import check_driver
+
+    if not torch.cuda.is_available():
+        raise SetupError("sim_backend: gpu needs an NVIDIA GPU and a torch that sees it; sim_backend: cpu does not")
+    check_driver()
+    enable_gpu_physics()
+    from rlinf.simulators.maniskill.put_on_plate import PutOnPlate
+
+    return PutOnPlate(
+        num_envs=num_envs,
+        task=options.id,
+        obj_set=options.obj_set,
+        control_mode=options.control_mode,
+        image_size=options.size,
+        obs_mode="none",  # pictures are taken when they are asked for
+        sim_config=dict(options.sim_config),
+        sensor_configs={"shader_pack": options.shader},
+        sim_backend="gpu",
+        render_backend="gpu",
+    )
+
+
+def enable_gpu_physics() -> None:
+    """Load PhysX's GPU library, which SAPIEN downloads when it is not there."""
+    from sapien import physx
+
+    folder = Path.home() / ".sapien" / "physx" / physx.version()
+    try:
+        physx.enable_gpu()
+    except (OSError, RuntimeError, BadZipFile) as error:
+        raise SetupError(
+            f"sim_backend: gpu needs {folder}/libPhysXGpu_64.so, from physx-precompiled of github.com/sapien-sim, and "
+            f"it cannot be loaded ({error}); sim_backend: cpu does not need it"
+        ) from None
+
+
+def _to_bytes(state: Mapping[str, Tensor]) -> bytes:
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in state.items()}
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()

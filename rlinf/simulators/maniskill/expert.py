@@ -1,0 +1,222 @@
+"""Puts the object on the plate by script, looking at the simulator before every action. numpy only.
+
+The hand comes from above, turned as grasps.py says, closes, lifts, carries and lowers; when the object is not where the
+plan has it - it rolled, slipped, was pushed or put elsewhere - it begins anew. The judge alone says what success is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from rlinf.simulators.contract import Array
+from rlinf.simulators.maniskill.grasps import GAP, TABLE_Z, TIP, find_grasp, surface
+
+if TYPE_CHECKING:
+    from rlinf.simulators.maniskill import Options
+    from rlinf.simulators.maniskill.stage import Stage
+
+Moves = Iterator[Array]
+
+OPEN, CLOSED = 1.0, -1.0
+MAX_MOVE, MAX_TURN = 0.03, 0.25  # m and rad of an action
+ALIGNED = 0.12  # rad off the wanted turn
+HOVER, LIFT, CLEAR = 0.06, 0.07, 0.03  # m above a grasp before and after it; of the object above the plate
+PRESS = 0.005  # m further down than where the object touches the plate
+MOVED, TURNED = 0.006, 0.1  # m and rad by which the object leaves a plan behind
+CLOSING_STEPS, LOST = 5, 0.09  # LOST: m between the hand and what it has dropped
+BASE_POSITION = np.array([0.147, 0.028, 0.870])
+FLIP = np.array([-1.0, -1.0, 1.0])  # the base looks backwards: from its axes to the world's and back
+UP = np.array([0.0, 0.0, 1.0])
+
+
+class World(Protocol):
+    """What the expert looks into, a `Scene` or anything else that has a stage."""
+
+    stage: Stage
+
+
+class Expert:
+    """Plays one episode."""
+
+    def __init__(self, options: Options) -> None:
+        self._moves: Moves | None = None
+
+    def act(self, sim: World) -> Array:
+        """One action f32 [7]."""
+        if self._moves is None:
+            self._moves = play(Hand(sim.stage))
+        return next(self._moves).astype(np.float32)
+
+
+class Hand:
+    """The gripper of one world, with an eye for the object and the plate."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    @property
+    def position(self) -> Array:
+        """The point between the fingers, f64 [3]."""
+        return self.stage.gripper_pose[:3].astype(np.float64)
+
+    @property
+    def yaw(self) -> float:
+        """How the line between the fingers is turned."""
+        line = matrix(self.stage.gripper_pose[3:])[:, 1]
+        return float(np.arctan2(line[1], line[0]))
+
+    @property
+    def holds(self) -> bool:
+        """Whether both fingers press on the object."""
+        return self.stage.grasped_steps > 0
+
+    def points(self) -> Array:
+        """The object's surface, f64 [N, 3]."""
+        return self._surface("object", self.stage.episode.object.index)
+
+    def plate_points(self) -> Array:
+        """The plate's."""
+        return self._surface("plate", self.stage.episode.plate.index)
+
+    def other_points(self) -> Array:
+        """Those of everything that lies on the table but the object."""
+        taken = ("object", self.stage.episode.object.index)
+        return np.concatenate([self._surface(*key) for key in self.stage.view().bodies if key != taken])
+
+    def _surface(self, kind: str, index: int) -> Array:
+        assets, pose = self.stage.assets, self.stage.view().bodies[kind, index]
+        points = surface((assets.objects if kind == "object" else assets.plates)[index].collision)
+        return points @ matrix(pose.q).T + pose.p
+
+    def towards(self, point: Array, yaw: float, grip: float, *, speed: float = 1.0) -> Array:
+        """The action f64 [7] that brings the target nearer to a point and turn, the hand pointing down."""
+        target = self.stage.arm.target  # in the base's frame
+        move = FLIP * (point - BASE_POSITION) - target.p
+        move *= min(1.0, speed * MAX_MOVE / max(float(np.linalg.norm(move)), 1e-9))
+        line = np.array([np.cos(yaw), np.sin(yaw), 0.0])
+        wanted = FLIP[:, None] * np.stack([-UP, line, np.cross(-UP, line)], axis=1)
+        turn = rotation_vector(wanted @ matrix(target.q).T)
+        turn *= min(1.0, MAX_TURN / max(float(np.linalg.norm(turn)), 1e-9))
+        return np.array([*move, *euler(rotation(turn)), grip])
+
+    def go(
+        self,
+        point: Callable[[], Array],
+        yaw: float,
+        grip: float,
+        *,
+        near: float,
+        limit: int,
+        speed: float = 1.0,
+        until: Callable[[], bool] = lambda: False,
+    ) -> Moves:
+        """To where `point` is and turned, within `near` metres, or `until` something; at most `limit` steps."""
+        for _ in range(limit):
+            there = point()
+            turned = abs(np.sin(self.yaw - yaw)) < ALIGNED
+            if until() or (turned and np.linalg.norm(there - self.position) < near):
+                return
+            yield self.towards(there, yaw, grip, speed=speed)
+
+
+def play(hand: Hand) -> Moves:
+    """Until the episode is over."""
+    while True:
+        judged = hand.stage.judgement
+        if judged.success and judged.is_src_obj_grasped:
+            yield from let_go(hand)
+        elif (yield from take(hand)):
+            yield from put(hand)
+
+
+def take(hand: Hand) -> Generator[Array, None, bool]:
+    """Grasp and lift the object; returns whether it is in the hand."""
+    stage = hand.stage
+    grasp, seen = find_grasp(hand.points(), hand.other_points(), hand.yaw), stage.object_pose.copy()
+
+    def moved() -> bool:
+        now = stage.object_pose
+        turned = 2 * np.arccos(min(1.0, abs(float(now[3:] @ seen[3:]))))
+        return bool(np.linalg.norm(now[:3] - seen[:3]) > MOVED or turned > TURNED)
+
+    over = grasp.position + HOVER * UP
+    away = over - hand.position
+    if away[2] > 0.02 and np.linalg.norm(away[:2]) > 0.02:  # do not sweep the table
+        here = hand.position + away[2] * UP
+        yield from hand.go(lambda: here, hand.yaw, OPEN, near=0.03, limit=8)
+    yield from hand.go(lambda: over, grasp.yaw, OPEN, near=0.012, limit=25, until=moved)
+    if moved():
+        return False
+    yield from hand.go(lambda: grasp.position, grasp.yaw, OPEN, near=0.004, limit=8, until=moved)
+    for _ in range(CLOSING_STEPS):
+        yield hand.towards(grasp.position, grasp.yaw, CLOSED)
+        if stage.grasped_steps > 1:
+            break
+    up = grasp.position + LIFT * UP
+    yield from hand.go(lambda: up, grasp.yaw, CLOSED, near=0.02, limit=8, until=lambda: not hand.holds)
+    return hand.holds
+
+
+def put(hand: Hand) -> Moves:
+    """Carry the object over the plate and lower it until it lies there."""
+    stage, yaw = hand.stage, hand.yaw
+
+    def over() -> bool:
+        lost = np.linalg.norm(stage.object_pose[:3] - hand.position) > LOST
+        return bool(lost or stage.judgement.success)
+
+    def above(height: float) -> Array:
+        """Where the hand is when the middle of what it holds is this high above that of the plate."""
+        points, plate = hand.points(), hand.plate_points()
+        off = (plate.min(0) + plate.max(0) - points.min(0) - points.max(0)) / 2
+        off[2] = plate[:, 2].max() + height - points[:, 2].min()
+        goal = hand.position + off
+        goal[2] = max(goal[2], TABLE_Z + TIP + GAP)
+        return goal
+
+    yield from hand.go(lambda: above(CLEAR), yaw, CLOSED, near=0.02, limit=20, until=over)
+    yield from hand.go(lambda: above(-PRESS), yaw, CLOSED, near=0.003, limit=10, speed=0.7, until=over)
+    yield from let_go(hand)
+
+
+def let_go(hand: Hand) -> Moves:
+    """Open and go up."""
+    here, yaw = hand.position, hand.yaw
+    for height in (0.0, 0.0, 0.0, HOVER, HOVER, HOVER):
+        yield hand.towards(here + height * UP, yaw, OPEN)
+
+
+def matrix(quaternion: Any) -> Array:
+    """Rotation f64 [3, 3] of a quaternion w x y z."""
+    w, x, y, z = np.asarray(quaternion, np.float64) / np.linalg.norm(quaternion)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def rotation_vector(turn: Array) -> Array:
+    """Axis times angle [3] of a rotation [3, 3]."""
+    axis = np.array([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]]) / 2
+    sine = float(np.linalg.norm(axis))
+    angle = np.arctan2(sine, (np.trace(turn) - 1) / 2)
+    return axis * (angle / sine if sine > 1e-9 else 1.0)
+
+
+def rotation(vector: Array) -> Array:
+    """The rotation [3, 3] about an axis times angle [3]."""
+    angle = float(np.linalg.norm(vector))
+    axis = vector / max(angle, 1e-12)
+    return matrix(np.array([np.cos(angle / 2), *np.sin(angle / 2) * axis]))
+
+
+def euler(turn: Array) -> Array:
+    """Angles about x, then the new y, then the new z."""
+    about_y = np.arcsin(np.clip(turn[0, 2], -1, 1))
+    return np.array([np.arctan2(-turn[1, 2], turn[2, 2]), about_y, np.arctan2(-turn[0, 1], turn[0, 0])])

@@ -1,0 +1,158 @@
+"""Plain dict -> frozen dataclass, strictly: unknown keys and wrong types are refused with their full key path."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rlinf.errors import UserError, did_you_mean
+
+Origin = Callable[[str], str]  # key path -> the file (or the command line) that set it
+
+
+@cache
+def hints(cls: type) -> dict[str, Any]:
+    """The resolved annotations of a dataclass."""
+    return get_type_hints(cls)
+
+
+def convert(
+    cls: type,
+    tree: Mapping[str, Any],
+    path: str,
+    origin: Origin | None = None,
+    all_keys: frozenset[str] = frozenset(),
+) -> Any:
+    """An instance of dataclass `cls` from `tree`; values that are already instances pass as they are.
+
+    `path` is the key path of the block; `origin` names the source of a key, where that is known. Both are for errors,
+    as is `all_keys`, in which the nearest name of an unknown key is looked for.
+    """
+    known = {f.name for f in fields(cls)}
+    for key in tree:
+        if key not in known:
+            raise unknown_key(_join(path, key), known, origin, all_keys)
+    values = {key: _value(hints(cls)[key], value, _join(path, key), origin, all_keys) for key, value in tree.items()}
+    missing = [f.name for f in fields(cls) if f.name not in values and not _has_default(f)]
+    if missing:
+        raise UserError(f"{_join(path, missing[0])} is required")
+    try:
+        return cls(**values)
+    except ValueError as error:  # a rule of the class itself
+        raise UserError(f"{_source(path, origin)}{path}: {error}") from error
+
+
+def unknown_key(path: str, siblings: set[str], origin: Origin | None, all_keys: frozenset[str]) -> UserError:
+    """The error for a key nobody reads, with the nearest key that exists."""
+    parent, _, name = path.rpartition(".")
+    near = [_join(parent, s) for s in difflib.get_close_matches(name, sorted(siblings), 1)]
+    near = near or sorted(k for k in all_keys if k.rpartition(".")[2] == name)[:1]
+    near = near or difflib.get_close_matches(path, sorted(all_keys), 1)
+    hint = f"did you mean {near[0]}?" if near else f"keys there: {', '.join(sorted(siblings))}"
+    return UserError(f"{_source(path, origin)}unknown key {path}; {hint}")
+
+
+def defaults_of(cls: type) -> dict[str, Any]:
+    """The defaults of `cls` and of the dataclasses inside it as a tree, without required keys and free-form dicts."""
+    tree: dict[str, Any] = {}
+    for f in fields(cls):
+        inner = hints(cls)[f.name]
+        if _is_config(inner):
+            tree[f.name] = defaults_of(inner)
+        elif _has_default(f) and get_origin(inner) is not dict:
+            tree[f.name] = f.default if f.default_factory is MISSING else f.default_factory()
+    return tree
+
+
+def key_paths(cls: type, path: str = "") -> Iterator[str]:
+    """Every key path below `cls`."""
+    for f in fields(cls):
+        yield _join(path, f.name)
+        if _is_config(hints(cls)[f.name]):
+            yield from key_paths(hints(cls)[f.name], _join(path, f.name))
+
+
+def _value(hint: Any, value: Any, path: str, origin: Origin | None, all_keys: frozenset[str]) -> Any:
+    if _is_config(hint):
+        if isinstance(value, hint):
+            return value
+        if isinstance(value, Mapping):
+            return convert(hint, value, path, origin, all_keys)
+    else:
+        fitted = _fit(hint, value)
+        if fitted is not _NO:
+            return fitted
+    near = did_you_mean(value, [c for c in _choices(hint) if isinstance(c, str)]) if isinstance(value, str) else ""
+    raise UserError(f"{_source(path, origin)}{path}={value!r} must be {_name(hint)}{near}")
+
+
+_NO = object()  # "does not fit"; None is a legal value
+
+
+def _fit(hint: Any, value: Any) -> Any:
+    """`value` as the annotated type, or _NO."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return next((fit for arg in args if (fit := _fit(arg, value)) is not _NO), _NO)
+    if origin is Literal:
+        return value if any(value == a and type(value) is type(a) for a in args) else _NO
+    if origin is list or origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            return _NO
+        kinds = args[:1] * len(value) if origin is list or args[-1] is Ellipsis else args
+        items = [_fit(kind, item) for kind, item in zip(kinds, value, strict=False)]
+        return _NO if len(kinds) != len(value) or _NO in items else origin(items)
+    if origin is dict:
+        return dict(value) if isinstance(value, Mapping) else _NO
+    if hint is float:
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _NO
+    if hint is int:
+        whole = isinstance(value, float) and value.is_integer()  # 1e3 reads well for a count
+        return int(value) if whole or (isinstance(value, int) and not isinstance(value, bool)) else _NO
+    return value if isinstance(value, hint) else _NO
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The literal values an annotation allows, if it names any."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(c for arg in get_args(hint) for c in _choices(arg)) if get_origin(hint) is not dict else ()
+
+
+def _name(hint: Any) -> str:
+    """An annotation in a person's words."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is type(None):
+        return "null"
+    if origin in (Union, types.UnionType):
+        return " or ".join(_name(arg) for arg in args)
+    if origin is Literal:
+        return " or ".join(repr(a) for a in args)
+    if origin is list or origin is tuple:
+        return f"a list, each item {_name(args[0])}"
+    if origin is dict or _is_config(hint):
+        return "a block of keys"
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))
+
+
+def _is_config(hint: Any) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
+
+
+def _has_default(f: Field[Any]) -> bool:
+    return f.default is not MISSING or f.default_factory is not MISSING
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _source(path: str, origin: Origin | None) -> str:
+    """`file: ` before a message, where the file is known."""
+    return "" if origin is None else f"{origin(path)}: "
