@@ -35,6 +35,7 @@ lint: $(STAMP)
 docs: $(STAMP)
 	$(PY) -m rlinf.metrics.names > docs/metrics.md
 	$(PY) -m rlinf.commands.key_reference > docs/config.md
+	$(PY) -m rlinf.commands.compat_page docs/compat.md
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import difflib
+import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rlinf.errors import UserError, did_you_mean
 
 Origin = Callable[[str], str]  # key path -> the file (or the command line) that set it
 
 
+@dataclass(frozen=True)
+class Within:
+    """Bounds of a number, for annotations: `steps: Annotated[int, Within(1)]`."""
+
+    low: float
+    high: float = math.inf
+    also: tuple[float, ...] = ()  # values outside of the bounds that mean something else, such as -1 for never
+
+    def holds(self, value: float) -> bool:
+        """Whether a number may be the key's value."""
+        return self.low <= value <= self.high or value in self.also
+
+    def __str__(self) -> str:
+        text = f"at least {self.low}" if self.high == math.inf else f"from {self.low} to {self.high}"
+        return " or ".join([text, *map(str, self.also)])
+
+
+Count = Annotated[int, Within(1)]
+ZeroOrMore = Annotated[int, Within(0)]
+
+
 @cache
 def hints(cls: type) -> dict[str, Any]:
     """The resolved annotations of a dataclass."""
-    return get_type_hints(cls)
+    return get_type_hints(cls, include_extras=True)
 
 
 def convert(
@@ -98,6 +120,9 @@ def _fit(hint: Any, value: Any) -> Any:
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
+    if origin is Annotated:
+        fitted = _fit(args[0], value)
+        return fitted if fitted is not _NO and all(bound.holds(fitted) for bound in args[1:]) else _NO
     if origin in (Union, types.UnionType):
         return next((fit for arg in args if (fit := _fit(arg, value)) is not _NO), _NO)
     if origin is Literal:
@@ -130,6 +155,8 @@ def _name(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
     if hint is type(None):
         return "null"
+    if origin is Annotated:
+        return " ".join([_name(args[0]), *map(str, args[1:])])
     if origin in (Union, types.UnionType):
         return " or ".join(_name(arg) for arg in args)
     if origin is Literal:

@@ -19,7 +19,7 @@ from rlinf.algorithms.masks import (
     loss_mask,
     to_steps,
 )
-from rlinf.algorithms.registry import advantage
+from rlinf.algorithms.registry import ADVANTAGES
 from rlinf.data.struct import TensorStruct
 from rlinf.data.types import Trajectory
 from rlinf.errors import UserError
@@ -54,7 +54,6 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-@advantage("gae")
 def gae(steps: Steps, cfg: AlgorithmConfig, all_reduce: AllReduce = identity) -> tuple[Tensor, Tensor | None]:
     """Generalised advantages: A_t = d_t + g l A_{t+1} with d_t = r_t + g V_{t+1} - V_t, cut at episode ends."""
     if steps.values is None:
@@ -71,7 +70,6 @@ def gae(steps: Steps, cfg: AlgorithmConfig, all_reduce: AllReduce = identity) ->
     return advantages, returns
 
 
-@advantage("grpo")
 def grpo(steps: Steps, cfg: AlgorithmConfig, all_reduce: AllReduce = identity) -> tuple[Tensor, Tensor | None]:
     """Group-relative advantages: the return of a column's first episode, standardised among its group."""
     first = (steps.dones[1:-1].cumsum(0) == 0).to(steps.rewards.dtype)  # [n - 1, B]
@@ -92,14 +90,14 @@ def normalize(x: Tensor, mask: Tensor | None, all_reduce: AllReduce = identity) 
     return ((x - mean) / (variance.sqrt() + 1e-5)).to(x.dtype)
 
 
-def bootstrap(traj: Trajectory, terminated: Tensor, cfg: AlgorithmConfig, *, compat: bool = False) -> Tensor:
+def bootstrap(traj: Trajectory, terminated: Tensor, cfg: AlgorithmConfig) -> Tensor:
     """Rewards [T, B, C] plus gamma V(final_obs) where an episode was cut off (`standard`) or ended (`always`)."""
     if traj.final_values is None:
         return traj.rewards
     if cfg.bootstrap_type == "always":
         cut = terminated | traj.truncated
     else:  # success on the very last step is an end, not a cut
-        cut = traj.truncated if compat else traj.truncated & ~terminated.any(-1, keepdim=True)
+        cut = traj.truncated & ~terminated.any(-1, keepdim=True)
     first = cut & (cut.cumsum(-1) == 1)
     return traj.rewards + cfg.gamma * traj.final_values[..., :1] * first
 
@@ -133,7 +131,7 @@ def estimate(
         mask=None if mask is None else to_steps(mask),
         alive=alive,
     )
-    advantages, returns = advantage.find(cfg.adv_type)(steps, cfg, all_reduce)
+    advantages, returns = ADVANTAGES.find(cfg.adv_type)(steps, cfg, all_reduce)
     return from_steps(advantages, num_chunks), None if returns is None else from_steps(returns, num_chunks)
 
 
@@ -143,19 +141,14 @@ def compute_targets(
     *,
     auto_reset: bool,
     ignore_terminations: bool,
-    compat: bool = False,
     all_reduce: AllReduce = identity,
     all_max: AllReduce = identity,
+    normalize_over: AllReduce | None = None,
 ) -> tuple[Targets, dict[str, Tensor]]:
     """Targets of a rollout and its metrics over all ranks (`all_reduce` sums over them, `all_max` takes the largest).
 
-    `compat` restores two published defects: advantages normalised per rank, and bootstrapping on a success that
-    coincides with the time limit.
+    `normalize_over` sums over the ranks whose advantages are normalised together; all of them by default.
     """
-    if cfg.adv_type == "grpo" and auto_reset:
-        raise UserError(
-            "algorithm.adv_type grpo needs env.train.auto_reset: false, or members of a group do not start together"
-        )
     terminated = torch.zeros_like(traj.terminated) if ignore_terminations else traj.terminated
     ended = terminated | traj.truncated  # [T, B, C]
     invalid = invalid_episode_mask(traj.valid, traj.lost, ended)
@@ -178,9 +171,9 @@ def compute_targets(
         mask = kept.clone() if mask is None else mask & kept
         metrics["groups_kept"] = _mean(keep.float(), None, all_reduce)
 
-    rewards = bootstrap(traj, terminated, cfg, compat=compat) if auto_reset else traj.rewards
+    rewards = bootstrap(traj, terminated, cfg) if auto_reset else traj.rewards
     dones = torch.cat([before, ended | ~traj.valid])  # nothing may leak across steps that were never simulated
-    advantages, returns = estimate(rewards, dones, traj.values, mask, alive, cfg, identity if compat else all_reduce)
+    advantages, returns = estimate(rewards, dones, traj.values, mask, alive, cfg, normalize_over or all_reduce)
     if mask_sum is not None:
         mask_sum = mask_sum[None, :, None].expand(*ended.shape[:2], level).contiguous()
     per_entry = rewards.sum(-1, keepdim=True) if level == 1 else rewards

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rlinf.typed import Count
+
 Level = Literal["chunk_level", "action_level", "token_level"]
 
 
@@ -13,10 +15,11 @@ class AlgorithmConfig:
     """How experience becomes a gradient. T chunks, B envs, C actions per chunk, A action dims."""
 
     adv_type: str = "gae"
-    """Advantage estimator: gae, grpo (any function registered in algorithms/advantages.py)."""
+    """Advantage estimator: gae, grpo, one of an installed package, or the dotted path of your own function."""
     loss_type: str = "actor_critic"
-    """Loss: actor_critic (PPO with a critic), actor (no critic, GRPO), decoupled_actor_critic (stale experience)."""
-    group_size: int = 1
+    """Loss: actor_critic (PPO with a critic), actor (no critic, GRPO), decoupled_actor_critic (stale experience), or
+    one of your own, as for adv_type."""
+    group_size: Count = 1
     """Envs that share a start; GRPO compares members of a group. Must equal env.train.group_size."""
     reward_type: Literal["chunk_level", "action_level"] = "chunk_level"
     """One reward per chunk (summed over its actions) or one per action."""
@@ -24,7 +27,7 @@ class AlgorithmConfig:
     """Probability ratio per chunk (summed over C and A), per action (over A) or per token."""
     entropy_type: Level = "token_level"
     """Granularity of the entropy bonus."""
-    update_epoch: int = 1
+    update_epoch: Count = 1
     """Passes over the rollout per training step."""
     gamma: float = 0.99
     """Discount per chunk (chunk_level) or per action (action_level)."""
@@ -61,12 +64,8 @@ class AlgorithmConfig:
     filter_rewards: bool = False
     """Drop groups whose mean return lies outside the bounds below."""
     rewards_lower_bound: float = 0.1
+    """filter_rewards: smallest mean return of a group that is learnt from."""
     rewards_upper_bound: float = 0.9
+    """filter_rewards: largest mean return of a group that is learnt from."""
     reward_coef: float = 1.0
     """Reward of a success; env.train.reward_coef refers to it."""
-    kl_beta: float = 0.0
-    """Accepted for compatibility; must be 0: there is no reference policy."""
-    kl_penalty: str = "kl"
-    """Accepted for compatibility; inert while kl_beta is 0."""
-    loss_agg_func: str = "token-mean"
-    """Accepted for compatibility; aggregation is the mean over unmasked entries, trajectories weighing the same."""

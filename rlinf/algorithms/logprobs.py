@@ -27,17 +27,3 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     chosen = logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     finite = logprobs.masked_fill(logprobs == -torch.inf, 0.0)  # p log p -> 0 as p -> 0
     return chosen, -(logprobs.exp() * finite).sum(-1)
-
-
-def kl_estimate(logprob: Tensor, ref_logprob: Tensor, kind: str) -> Tensor:
-    """Per-entry estimate of KL(policy || reference): kl, abs, mse or low_var_kl (never negative; bounded at 10)."""
-    log_ratio = logprob - ref_logprob
-    if kind == "kl":
-        return log_ratio
-    if kind == "abs":
-        return log_ratio.abs()
-    if kind == "mse":
-        return 0.5 * log_ratio.square()
-    if kind == "low_var_kl":
-        return (torch.exp(-log_ratio) - 1.0 + log_ratio).clamp(max=10.0)
-    raise ValueError(f"unknown KL estimate {kind!r}; available: kl, abs, mse, low_var_kl")

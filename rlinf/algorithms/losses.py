@@ -1,8 +1,6 @@
 """PPO losses: clipped policy objective, clipped Huber value loss, entropy bonus, and the metrics of each.
 
 Letters: N rows, C actions per chunk, A action dims, V values per chunk, K = 1 (chunk level) or C (action level).
-`compat` restores what the published code computed: masked means that divide by the mask before broadcasting, and a
-value clip share that looks at the clamped difference.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import torch
 from rlinf.algorithms.advantages import Targets
 from rlinf.algorithms.config import AlgorithmConfig, Level
 from rlinf.algorithms.logprobs import reduce_level
-from rlinf.algorithms.registry import loss
+from rlinf.algorithms.registry import LOSSES
 from rlinf.data.types import PolicyEval
 from rlinf.errors import UserError
 
@@ -26,34 +24,18 @@ VARIANCE = "critic/variance/"
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One micro batch, as every loss reads it."""
-
-    new: PolicyEval
-    old_logprobs: Tensor  # f32 [N, C, A]
-    proximal_logprobs: Tensor  # f32 [N, C, A]; the policy the ratio is clipped against, old_logprobs when synchronous
-    old_values: Tensor | None  # f32 [N, V]
-    targets: Targets  # [N, K]
-    max_episode_steps: int | None
-    critic_only: bool
-    compat: bool
-
-
-@dataclass(frozen=True)
 class Averager:
     """Means over the entries that count; mask and weight broadcast to the entries."""
 
-    mask: Tensor | None
+    mask: Tensor | None  # bool
     weight: Tensor | None  # max_episode_steps / n_i: every trajectory weighs the same
-    compat: bool
 
-    def mean(self, x: Tensor, *, compat: bool | None = None) -> Mean:
+    def mean(self, x: Tensor) -> Mean:
         """Mean over unmasked entries, 0 where there are none."""
         if self.mask is None:
             return x.mean(), x.new_tensor(x.numel())
-        unexpanded = self.compat if compat is None else compat
         mask = self.mask.expand_as(x)
-        count = (self.mask if unexpanded else mask).sum().to(x.dtype)
+        count = self.count(mask).to(x.dtype)
         return x.masked_fill(~mask, 0.0).sum() / count.clamp(min=1), count
 
     def loss_mean(self, x: Tensor) -> Mean:
@@ -62,45 +44,68 @@ class Averager:
             return self.mean(x)
         return (x.masked_fill(~self.mask, 0.0) * self.weight).mean(), x.new_tensor(x.numel())
 
+    def count(self, mask: Tensor) -> Tensor:
+        """The entries a masked mean divides by; `mask` has the shape of what is averaged."""
+        return mask.sum()
 
-def compute_loss(
-    cfg: AlgorithmConfig,
-    *,
-    new: PolicyEval,
-    old_logprobs: Tensor,
-    old_values: Tensor | None,
-    targets: Targets,
-    max_episode_steps: int | None,
-    critic_only: bool = False,
-    compat: bool = False,
-    proximal_logprobs: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Mean]]:
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro batch, as every loss reads it."""
+
+    new: PolicyEval
+    old_logprobs: Tensor  # f32 [N, C, A]
+    old_values: Tensor | None  # f32 [N, V]
+    targets: Targets  # [N, K]
+    max_episode_steps: int | None
+    critic_only: bool = False  # critic warm-up: the policy does not learn yet
+    proximal_logprobs: Tensor | None = None  # f32 [N, C, A]; under the weights the update began with, if others acted
+
+    @property
+    def centre(self) -> Tensor:
+        """Log-probs f32 [N, C, A] of the policy that the ratio is clipped against."""
+        return (self.old_logprobs if self.proximal_logprobs is None else self.proximal_logprobs).float()
+
+    def averager(self, level: Level) -> Averager:
+        """Means of entries at a level."""
+        mask, n = self.targets.mask, self.targets.mask_sum
+        weight = None
+        if mask is not None and n is not None and self.max_episode_steps is not None:
+            weight = _align(self.max_episode_steps / n.float().clamp(min=1), level)
+        return self.make_averager(None if mask is None else _align(mask, level), weight)
+
+    def make_averager(self, mask: Tensor | None, weight: Tensor | None) -> Averager:
+        """How entries are averaged."""
+        return Averager(mask, weight)
+
+
+def compute_loss(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """The scalar to backpropagate for one micro batch and its metrics as name -> (mean, entries).
 
-    Micro batches average to the loss of their union: by rows without a mask or with trajectory weights, by unmasked
-    entries otherwise. Metrics under `VARIANCE` are sums, not means.
+    Micro batches average to the loss of their union when weighted by `micro_batch_weight`. Metrics under `VARIANCE` are
+    sums, not means.
     """
-    batch = Batch(
-        new=new,
-        old_logprobs=old_logprobs.float(),
-        proximal_logprobs=(old_logprobs if proximal_logprobs is None else proximal_logprobs).float(),
-        old_values=old_values,
-        targets=targets,
-        max_episode_steps=max_episode_steps,
-        critic_only=critic_only,
-        compat=compat,
-    )
-    total, metrics = loss.find(cfg.loss_type)(batch, cfg)
-    if new.entropy is not None:
-        entropy, count = _averager(batch, cfg.entropy_type).mean(reduce_level(new.entropy.float(), cfg.entropy_type))
+    total, metrics = LOSSES.find(cfg.loss_type)(batch, cfg)
+    if batch.new.entropy is not None:
+        entropies = reduce_level(batch.new.entropy.float(), cfg.entropy_type)
+        entropy, count = batch.averager(cfg.entropy_type).mean(entropies)
         metrics["actor/entropy_loss"] = entropy, count
-        if not critic_only:
+        if not batch.critic_only:
             total = total - cfg.entropy_bonus * entropy
-    metrics["actor/total_loss"] = total, total.new_tensor(len(old_logprobs))
+    metrics["actor/total_loss"] = total, total.new_tensor(len(batch.old_logprobs))
     return total, {name: (value.detach(), count) for name, (value, count) in metrics.items()}
 
 
-@loss("actor")
+def micro_batch_weight(targets: Targets) -> Tensor:
+    """What a micro batch counts for in its global batch: unmasked entries, or rows where trajectories are weighted.
+
+    A masked mean divides by its unmasked entries, one over trajectory weights by all rows.
+    """
+    if targets.mask is None or targets.mask_sum is not None:
+        return torch.tensor(len(targets))
+    return targets.mask.sum()
+
+
 def actor(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """Clipped policy objective alone, for advantages that need no critic."""
     if batch.critic_only:
@@ -108,13 +113,11 @@ def actor(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     return policy_loss(batch, cfg)
 
 
-@loss("actor_critic")
 def actor_critic(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """Clipped policy objective plus clipped value loss."""
     return _with_critic(batch, cfg, policy_loss(batch, cfg))
 
 
-@loss("decoupled_actor_critic")
 def decoupled_actor_critic(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """As actor_critic, with the clip centre (proximal policy) apart from the policy that acted (behaviour)."""
     return _with_critic(batch, cfg, decoupled_policy_loss(batch, cfg))
@@ -122,24 +125,18 @@ def decoupled_actor_critic(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, 
 
 def policy_loss(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """PPO: max(-A rho, -A clip(rho)), rho = pi_new / pi_old at `cfg.logprob_type`."""
-    average = _averager(batch, cfg.logprob_type)
-    clipped = _clip(batch, cfg, average.mask)
+    average = batch.averager(cfg.logprob_type)
+    clipped = clip_ratio(batch, cfg, average.mask)
     value, count = average.loss_mean(clipped.losses)
-    ratio, bounded = clipped.ratio.detach(), clipped.bounded
-    # The published code broadcast the mask before these three means at token level, though not elsewhere.
-    narrow = average.compat and cfg.logprob_type != "token_level"
-    if batch.compat:
-        bounded_share = average.mean(ratio * bounded)
-    else:
-        bounded_share = average.mean(bounded.float())
+    ratio = clipped.ratio.detach()
     metrics = {
         "actor/policy_loss": (torch.zeros_like(value) if batch.critic_only else value, count),
         "actor/policy_loss_abs": average.loss_mean(clipped.losses.detach().abs()),
-        "actor/ratio": average.mean(ratio, compat=narrow),
-        "actor/ratio_abs": average.mean((ratio - 1.0).abs(), compat=narrow),
-        "actor/clipped_ratio": average.mean(clipped.clipped_ratio.detach(), compat=narrow),
+        "actor/ratio": average.mean(ratio),
+        "actor/ratio_abs": average.mean((ratio - 1.0).abs()),
+        "actor/clipped_ratio": average.mean(clipped.clipped_ratio.detach()),
         "actor/clip_fraction": average.mean(clipped.active.float()),
-        "actor/dual_cliped_ratio": bounded_share,
+        "actor/dual_cliped_ratio": average.mean(clipped.bounded.float()),
         "actor/approx_kl": average.mean(-clipped.log_ratio.detach()),
     }
     return value, metrics
@@ -147,10 +144,10 @@ def policy_loss(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, M
 
 def decoupled_policy_loss(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """PPO clipped around the proximal policy, weighted by pi_proximal / pi_behaviour."""
-    average = _averager(batch, cfg.logprob_type)
-    clipped = _clip(batch, cfg, average.mask)
-    behaviour = reduce_level(batch.old_logprobs, cfg.logprob_type)
-    drift = reduce_level(batch.proximal_logprobs, cfg.logprob_type) - behaviour
+    average = batch.averager(cfg.logprob_type)
+    clipped = clip_ratio(batch, cfg, average.mask)
+    behaviour = reduce_level(batch.old_logprobs.float(), cfg.logprob_type)
+    drift = reduce_level(batch.centre, cfg.logprob_type) - behaviour
     weight = drift.exp()
     limit = torch.inf if cfg.behave_weight_threshold is None else cfg.behave_weight_threshold
     dropped = weight > limit
@@ -174,18 +171,20 @@ def value_loss(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Me
     if V is None or V_old is None or R is None:
         raise UserError(f"algorithm.loss_type {cfg.loss_type} needs values: set actor.model.add_value_head: true")
     V = V.float()
-    average = _averager(batch, "action_level")  # values have the targets' own shape
-    V_clip = V_old + (V - V_old).clamp(-cfg.value_clip, cfg.value_clip)
+    average = batch.averager("action_level")  # values have the targets' own shape
+    V_clip = clip_values(V, V_old, cfg)
     losses = torch.maximum(huber(R - V, cfg.huber_delta), huber(R - V_clip, cfg.huber_delta))
     value, count = average.loss_mean(losses)
     with torch.no_grad():
-        if batch.compat:
-            clip_share = ((V_clip - V_old).abs() > cfg.value_clip).float().mean(), V.new_tensor(V.numel())
-        else:
-            clip_share = average.mean(((V - V_old).abs() > cfg.value_clip).float())
+        clip_share = average.mean(((V - V_old).abs() > cfg.value_clip).float())
         metrics = {"critic/value_loss": (value, count), "critic/value_clip_ratio": clip_share}
         metrics |= _variance_sums(R, R - V, average.mask)
     return value, metrics
+
+
+def clip_values(values: Tensor, old_values: Tensor, cfg: AlgorithmConfig) -> Tensor:
+    """New values, at most `value_clip` away from the old ones."""
+    return old_values + (values - old_values).clamp(-cfg.value_clip, cfg.value_clip)
 
 
 def huber(error: Tensor, delta: float) -> Tensor:
@@ -195,8 +194,10 @@ def huber(error: Tensor, delta: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Clipped:
-    losses: Tensor  # per entry
+class ClippedRatio:
+    """The clipped objective entry by entry, at `cfg.logprob_type`."""
+
+    losses: Tensor  # f32
     log_ratio: Tensor
     ratio: Tensor
     clipped_ratio: Tensor
@@ -204,10 +205,11 @@ class _Clipped:
     bounded: Tensor  # bool; the dual clip bounded the loss
 
 
-def _clip(batch: Batch, cfg: AlgorithmConfig, mask: Tensor | None) -> _Clipped:
+def clip_ratio(batch: Batch, cfg: AlgorithmConfig, mask: Tensor | None) -> ClippedRatio:
+    """The ratio of new to old probabilities, clipped, and the losses -A x ratio it gives."""
     A = _align(batch.targets.advantages, cfg.logprob_type)
     new = reduce_level(batch.new.logprobs.float(), cfg.logprob_type)
-    log_ratio = new - reduce_level(batch.proximal_logprobs, cfg.logprob_type)
+    log_ratio = new - reduce_level(batch.centre, cfg.logprob_type)
     if cfg.clip_log_ratio_min is not None or cfg.clip_log_ratio_max is not None:
         log_ratio = log_ratio.clamp(cfg.clip_log_ratio_min, cfg.clip_log_ratio_max)
     if mask is not None:  # before the exponential, so that a masked infinity cannot reach the gradient
@@ -221,7 +223,7 @@ def _clip(batch: Batch, cfg: AlgorithmConfig, mask: Tensor | None) -> _Clipped:
         ceiling = (cfg.clip_ratio_c * A.abs()).expand_as(losses)
         bounded = losses.detach() > ceiling
         losses = torch.minimum(losses, ceiling)
-    return _Clipped(losses, log_ratio, ratio, clipped_ratio, plain.detach() < clipped.detach(), bounded)
+    return ClippedRatio(losses, log_ratio, ratio, clipped_ratio, plain.detach() < clipped.detach(), bounded)
 
 
 def _with_critic(
@@ -230,14 +232,6 @@ def _with_critic(
     value, metrics = value_loss(batch, cfg)
     total = cfg.value_coef * value
     return (total if batch.critic_only else policy[0] + total), {**policy[1], **metrics}
-
-
-def _averager(batch: Batch, level: Level) -> Averager:
-    mask, n = batch.targets.mask, batch.targets.mask_sum
-    weight = None
-    if mask is not None and n is not None and batch.max_episode_steps is not None:
-        weight = _align(batch.max_episode_steps / n.float().clamp(min=1), level)
-    return Averager(None if mask is None else _align(mask, level), weight, batch.compat)
 
 
 def _align(x: Tensor, level: Level) -> Tensor:

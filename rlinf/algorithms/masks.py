@@ -20,11 +20,6 @@ def from_steps(x: Tensor, num_chunks: int) -> Tensor:
     return x.unflatten(0, (num_chunks, -1)).transpose(1, 2)
 
 
-def flatten_rows(x: Tensor) -> Tensor:
-    """[T, B, ...] -> [T * B, ...]: the rows that minibatches are drawn from."""
-    return x.flatten(0, 1)
-
-
 def loss_mask(dones: Tensor) -> Tensor:
     """Steps that belong to the first episode of each column, its last step included.
 

@@ -1,47 +1,80 @@
-"""Advantage estimators and losses, found by the names that `adv_type` and `loss_type` give them."""
+"""Advantage estimators and losses by the names that `adv_type` and `loss_type` give them. Torch-free.
+
+Those of rlinf stand in the two tables below. One of your own is any function that Python can import, named by its
+dotted path (`algorithm.adv_type: my_lab.estimators.leave_one_out`); `@traits(...)` above it says what it needs:
+
+    @traits(compares_groups=True)
+    def leave_one_out(steps: Steps, cfg: AlgorithmConfig, all_reduce) -> tuple[Tensor, Tensor | None]: ...
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rlinf.errors import UserError
+from rlinf.plugins import ADVANTAGE, LOSS, Kind, available, dotted_path, import_attribute
 
 Function = Callable[..., Any]
 
 
-class Registry:
-    """A decorator that remembers what it decorates.
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What an estimator or a loss needs of the run around it; config checks and the actor read it."""
 
-    Example: `@advantage("gae")` above a function; later `advantage.find("gae")`.
-    """
+    uses_critic: bool = False
+    """Reads the values of a critic: actor.model.add_value_head must be true."""
+    compares_groups: bool = False
+    """Compares the members of a group: group_size must be at least 2, and episodes must not restart by themselves."""
+    clips_around_update_start: bool = False
+    """Loss: clips the ratio to the policy the update starts from, not to the one that acted."""
 
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self._functions: dict[str, Function] = {}
 
-    def __call__(self, name: str) -> Callable[[Function], Function]:
-        def register(function: Function) -> Function:
-            if name in self._functions:
-                raise ValueError(f"{self.key} {name!r} is already registered")
-            self._functions[name] = function
-            return function
+def traits(**needs: bool) -> Callable[[Function], Function]:
+    """Decorator: attach Traits to an estimator or loss outside of rlinf."""
 
-        return register
+    def attach(function: Function) -> Function:
+        function.traits = Traits(**needs)  # type: ignore[attr-defined]
+        return function
+
+    return attach
+
+
+@dataclass(frozen=True)
+class Table:
+    """Algorithms of one kind: rlinf's own with their traits, and where their functions lie."""
+
+    kind: Kind
+    module: str  # of rlinf's own functions, which are called like their names
+    own: Mapping[str, Traits]
+
+    def names(self) -> tuple[str, ...]:
+        """Every name that needs no dotted path."""
+        return available(self.kind, list(self.own))
+
+    def traits(self, name: str) -> Traits:
+        """What the algorithm needs; imports nothing for rlinf's own."""
+        if name in self.own:
+            return self.own[name]
+        function = self.find(name)
+        return vars(function).get("traits", Traits())
 
     def find(self, name: str) -> Function:
-        """The function called `name`."""
-        if name not in self._functions:
-            nearest = difflib.get_close_matches(name, self._functions, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise UserError(f"{self.key}: unknown {name!r}, available: {', '.join(self.names())}{hint}")
-        return self._functions[name]
-
-    def names(self) -> list[str]:
-        """Every registered name."""
-        return sorted(self._functions)
+        """The function itself."""
+        return import_attribute(self.kind, dotted_path(self.kind, name, {n: f"{self.module}.{n}" for n in self.own}))
 
 
-advantage = Registry("algorithm.adv_type")
-loss = Registry("algorithm.loss_type")
+ADVANTAGES = Table(
+    ADVANTAGE,
+    "rlinf.algorithms.advantages",
+    {"gae": Traits(uses_critic=True), "grpo": Traits(compares_groups=True)},
+)
+LOSSES = Table(
+    LOSS,
+    "rlinf.algorithms.losses",
+    {
+        "actor": Traits(),
+        "actor_critic": Traits(uses_critic=True),
+        "decoupled_actor_critic": Traits(uses_critic=True, clips_around_update_start=True),
+    },
+)

@@ -1,7 +1,6 @@
 """docs/config.md: every key with type, default and the sentence that stands below it in the schema. Torch-free.
 
-`python -m rlinf.commands.key_reference` prints the page. A key that no code reads is marked, so that nothing is
-promised.
+`python -m rlinf.commands.key_reference` prints the page.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ import json
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import rlinf
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import available_simulators, find_simulator
 from rlinf.models.config import ModelConfig, available_models, find_config
+from rlinf.typed import hints
 
 HEADER = """# Configuration
 
@@ -33,24 +30,20 @@ is not on this page is refused with the file that set it and the nearest key tha
 Settings are YAML: `env.train.init_params.render=fast`, `collect.tasks=[reach-v3,push-v3]`, `~env.eval.video_cfg` to
 take a key out, `model@actor.model=pi0_5` to pick another fragment. `${a.b}` refers to a key, `${.x}` to one in the same
 block, `${..x}` to one in the block around it, `${oc.env:NAME}` to an environment variable. Old names of keys still
-work, each with one warning: see [compat.md](compat.md#old-names-of-keys).
-
-**No effect yet** marks keys that are accepted, because published recipes set them, but that no code of this version
-reads.
+work, each with one warning: see [compat.md](compat.md#old-names-of-keys). Published keys that have no effect here are
+left out, with one warning for each file that sets some: see [compat.md](compat.md#published-keys-without-effect).
 """
-SUITE_KEY = "task_suite_name"  # set beside init_params, where the simulators' other options live
-ONLY_LOOK = ("check.py", "describe.py", "device_map.py", "reference.py")  # they judge and print keys, nothing else
 
 
 def page() -> str:
     """The whole page as Markdown."""
     parts = [HEADER, *_sections(Config, "")]
     for name in available_models():
-        parts += [f"## `actor.model` with `model_type: {name}`\n", _table(find_config(name), "actor.model", name)]
-        parts += _inner(find_config(name), "actor.model", 2, name)
+        parts += [f"## `actor.model` with `model_type: {name}`\n", _table(find_config(name))]
+        parts += _inner(find_config(name), "actor.model", 2)
     for name in available_simulators():
         options = find_simulator(name).Options
-        parts += [f"## `env.{{train,eval}}.init_params` with `env_type: {name}`\n", _table(options, "init_params")]
+        parts += [f"## `env.{{train,eval}}.init_params` with `env_type: {name}`\n", _table(options)]
     return "\n".join(parts)
 
 
@@ -66,70 +59,47 @@ def sentences(cls: type) -> dict[str, str]:
     return found
 
 
-@cache
-def names_read(model: str = "") -> frozenset[str]:
-    """Every attribute and subscript that the package reads: a config key that is not among them has no effect.
-
-    With a `model`, what only the code of other models reads does not count.
-    """
-    package = Path(rlinf.__path__[0])
-    files = [p for p in package.rglob("*.py") if p.name not in ONLY_LOOK]
-    if model:
-        models = package / "models"
-        own = "".join(p.read_text(encoding="utf-8") for p in (models / model).glob("*.py"))
-        used = [p for p in models.iterdir() if p.is_file() or p.name == model or f"rlinf.models.{p.name}." in own]
-        files = [p for p in files if models not in p.parents or models / p.relative_to(models).parts[0] in used]
-    nodes = [n for p in files for n in ast.walk(ast.parse(p.read_text(encoding="utf-8")))]
-    attributes = (n.attr for n in nodes if isinstance(n, ast.Attribute))
-    subscripts = (n.slice.value for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Constant))
-    return frozenset([*attributes, *(s for s in subscripts if isinstance(s, str))])
-
-
-def _sections(cls: type, path: str, level: int = 2, model: str = "") -> Iterator[str]:
+def _sections(cls: type, path: str, level: int = 2) -> Iterator[str]:
     """A table for the plain keys of a block, then one section for each block inside it."""
     title = f"`{path}`" if path else "Top level"
     yield f"{'#' * level} {title}\n"
     if path and _described(cls):
         yield f"{cls.__doc__}\n"
-    yield _table(cls, path, model)
-    yield from _inner(cls, path, level, model)
+    yield _table(cls)
+    yield from _inner(cls, path, level)
 
 
-def _inner(cls: type, path: str, level: int, model: str = "") -> Iterator[str]:
+def _inner(cls: type, path: str, level: int) -> Iterator[str]:
     for f in fields(cls):
-        kind = get_type_hints(cls)[f.name]
+        kind = hints(cls)[f.name]
         below = f"{path}.{f.name}" if path else f.name
         if kind is EnvConfig:
             if f.name == "train":  # env.eval has the same keys
                 yield from _sections(kind, "env.{train,eval}", min(level + 1, 4))
         elif _is_config(kind) and kind is not ModelConfig:  # models have sections of their own
-            yield from _sections(kind, below, min(level + bool(path), 4), model)
+            yield from _sections(kind, below, min(level + bool(path), 4))
 
 
-def _table(cls: type, path: str, model: str = "") -> str:
+def _table(cls: type) -> str:
     """The keys of one block, without the blocks inside it."""
-    kinds, said = get_type_hints(cls), sentences(cls)
+    kinds, said = hints(cls), sentences(cls)
     rows = [
-        f"| `{f.name}` | {_kind(kinds[f.name])} | {_default(f)} | {_meaning(f.name, said, path, model)} |"
+        f"| `{f.name}` | {_kind(kinds[f.name])} | {_default(f)} | {_cell(said.get(f.name, ''))} |"
         for f in fields(cls)
         if not _is_config(kinds[f.name]) and not said.get(f.name, "").startswith("Test hook")
     ]
     return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]) if rows else ""
 
 
-def _meaning(name: str, said: dict[str, str], path: str, model: str) -> str:
-    text = said.get(name, "").replace("|", "\\|")
-    unread = [part for part in [*path.split("."), name] if _is_key(part) and part not in names_read(model)]
-    accepted = text.startswith("Accepted for compatibility")  # says so itself
-    return text if accepted or not unread else f"**No effect yet.** {text}".rstrip()
-
-
-def _is_key(part: str) -> bool:
-    return part.isidentifier() and part != SUITE_KEY
+def _cell(text: str) -> str:
+    """Text inside a Markdown table."""
+    return text.replace("|", "\\|")
 
 
 def _kind(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return f"{_kind(args[0])}, {args[1]}"
     if origin in (Union, types.UnionType):
         return " or ".join(_kind(a) for a in args)
     if origin is Literal:

@@ -1,8 +1,14 @@
-"""Old key names -> new ones, so that configs written for earlier releases keep working. One table, one warning each."""
+"""Keys of published configs that have another name here, or no effect: one table each. Torch-free.
+
+A file that sets such a key loads all the same. What it says is read under the new name, or left out, and said once.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -11,25 +17,68 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "algorithm.eval_rollout_epoch": ("env.eval.rollout_epoch",),
     "algorithm.sampling_params": ("rollout.sampling_params",),
     "env.enable_offload": ("env.train.enable_offload", "env.eval.enable_offload"),
-    "rollout.generation_backend": ("rollout.backend",),
-    "rollout.rollout_backend": ("rollout.backend",),
     "actor.model.OpenPI": ("actor.model.openpi",),
     "rollout.model.OpenPI": ("rollout.model.openpi",),
 }
 """Old path -> the paths that take its value; a dict is merged into the new block."""
 
-DROPPED: dict[str, str] = {
-    "algorithm.n_chunk_steps": "it is max_steps_per_rollout_epoch / num_action_chunks",
-    "algorithm.length_params": "the number of action tokens follows from the model",
-    "runner.eval_policy_path": "set runner.ckpt_path",
-    "runner.seq_length": "the model knows its own length",
-    "runner.max_prompt_length": "set actor.model.max_prompt_length",
-    "rollout.unnorm_key": "set actor.model.unnorm_key",
-}
-"""Old path -> why it is ignored."""
-
 OLD_GROUPS: dict[str, str] = {"training_backend": "hybrid_engines", "env/train": "env", "env/eval": "env"}
 """Old folder of fragments -> its name now: `env/train: NAME` is read as `env@env.train: NAME`."""
+
+
+class NoEffect(NamedTuple):
+    """A published key that nothing here reads."""
+
+    key: str  # `{a,b}` stands for either; a block stands for all keys in it
+    why: str  # and what to use instead, where there is something
+    only: tuple[Any, ...] = ()  # values it may have; empty for any
+
+
+NO_EFFECT: tuple[NoEffect, ...] = (
+    NoEffect("algorithm.n_chunk_steps", "it is max_steps_per_rollout_epoch / num_action_chunks"),
+    NoEffect("algorithm.length_params", "the number of action tokens follows from the model"),
+    NoEffect("algorithm.kl_beta", "there is no reference policy", only=(0,)),
+    NoEffect("algorithm.kl_penalty", "there is no reference policy"),
+    NoEffect("algorithm.loss_agg_func", "losses are means over unmasked entries, each trajectory weighing the same"),
+    NoEffect("runner.eval_policy_path", "set runner.ckpt_path"),
+    NoEffect("runner.seq_length", "the model knows its own length"),
+    NoEffect("runner.max_prompt_length", "set actor.model.max_prompt_length"),
+    NoEffect("runner.overlap_env_bootstrap", "rollout.pipeline_stage_num overlaps simulators and policy"),
+    NoEffect("env.{train,eval}.is_eval", "env.eval always plays held-out ids"),
+    NoEffect("env.{train,eval}.policy_setup", "set actor.model.policy_setup"),
+    NoEffect("rollout.unnorm_key", "set actor.model.unnorm_key"),
+    NoEffect("rollout.{backend,generation_backend,rollout_backend}", "policies are plain torch"),
+    NoEffect("rollout.recompute_logprobs", "rollout and update compute the same log-probs"),
+    NoEffect("rollout.sampling_params.top_p", "actions are drawn from all bins, or the top_k", only=(1,)),
+    NoEffect("rollout.sampling_params.repetition_penalty", "actions are drawn from all bins, or the top_k", only=(1,)),
+    NoEffect("rollout.sampling_params.max_new_tokens", "the model knows how many tokens an action has"),
+    NoEffect("actor.training_backend", "there is no other", only=("fsdp",)),
+    NoEffect("actor.fsdp_config.forward_prefetch", "FSDP2 overlaps gathering and computing by itself"),
+    NoEffect("actor.fsdp_config.limit_all_gathers", "FSDP2 bounds the memory of gathered weights by itself"),
+    NoEffect("actor.fsdp_config.backward_prefetch", "FSDP2 prefetches in the backward pass by itself"),
+    NoEffect("actor.fsdp_config.use_orig_params", "parameters keep their names and shapes"),
+    NoEffect("actor.fsdp_config.use_liger_kernel", "networks bring their own fused kernels"),
+    NoEffect(
+        "actor.fsdp_config.mixed_precision.param_dtype",
+        "the network computes in actor.model.precision, and bf16 weights have fp32 masters",
+    ),
+    NoEffect("actor.fsdp_config.mixed_precision.buffer_dtype", "buffers keep their own"),
+    NoEffect(
+        "actor.fsdp_config.amp_autocast.enabled",
+        "updates must score actions as rollouts did: set actor.model.precision=bf16",
+        only=(False,),
+    ),
+    NoEffect("actor.fsdp_config.amp_autocast", "actor.model.precision says what the network computes in"),
+    NoEffect("actor.fsdp_config.grad_scaler.enabled", "bf16 and fp32 need no loss scaling", only=(False,)),
+    NoEffect("actor.fsdp_config.grad_scaler", "bf16 and fp32 need no loss scaling"),
+    NoEffect("reward.use_reward_model", "rewards come from the simulator", only=(False,)),
+    NoEffect("reward", "rewards come from the simulator"),
+    NoEffect(
+        "critic.use_critic_model", "the critic is a head of the policy: actor.model.add_value_head", only=(False,)
+    ),
+    NoEffect("critic", "the critic is a head of the policy: actor.model.add_value_head"),
+    NoEffect("weight_syncer", "trainable parameters travel in place where rollout and actor do not share them"),
+)
 
 _warned: set[str] = set()
 
@@ -41,12 +90,16 @@ def warn_once(key: str, message: str) -> None:
         logger.warning(message)
 
 
+def no_effect_paths() -> Iterator[tuple[str, NoEffect]]:
+    """Every path of the table, alternatives written out; those inside a block come before it."""
+    for row in NO_EFFECT:
+        choice = re.search(r"\{(.*)\}", row.key)
+        for part in choice[1].split(",") if choice else [""]:
+            yield (row.key.replace(choice[0], part) if choice else row.key), row
+
+
 def rename_path(path: str) -> tuple[str, ...]:
-    """The new names of a key path; the path itself when it is current; none when it is dropped."""
-    for old, reason in DROPPED.items():
-        if is_below(path, old):
-            warn_once(old, f"{old} is ignored: {reason}")
-            return ()
+    """The new names of a key path; the path itself when it is current."""
     for old, new in RENAMED.items():
         if is_below(path, old):
             warn_once(old, f"{old} is now {' and '.join(new)}")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import rlinf.algorithms.config
+from rlinf.algorithms.registry import ADVANTAGES, LOSSES
 from rlinf.config.derived import chunks_per_rollout, make_plan, rollout_size, visible_accelerators
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
-from rlinf.errors import UserError
+from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
 from rlinf.placement.plan import Plan
@@ -34,16 +32,6 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
     """Refuse what cannot run, before anything starts. Only what `purpose` will use is checked."""
     policy = policy_spec(cfg)
     _check_runner(cfg)
-    if purpose in ("collect", "quickstart"):
-        _check_positive(
-            "collect", episodes_per_task=cfg.collect.episodes_per_task, max_attempts=cfg.collect.max_attempts
-        )
-    if purpose in ("sft", "quickstart"):
-        sft = cfg.sft
-        counts = {"steps": sft.steps, "batch_size": sft.batch_size, "noise_draws": sft.noise_draws}
-        _check_positive("sft", **counts, log_interval=sft.log_interval, eval_trials=sft.eval_trials)
-        if sft.state_loss < 0:
-            raise UserError(f"sft.state_loss={sft.state_loss} must be 0 (none) or a weight above 0")
     if purpose == "collect":
         _check_ids("env.train", cfg.env.train, "demo")
         return
@@ -75,12 +63,6 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
             _check_precision(cfg, has_gpu=real and all(slot.devices for slot in computing))
 
 
-def _check_positive(path: str, **values: int) -> None:
-    for key, value in values.items():
-        if value <= 0:
-            raise UserError(f"{path}.{key}={value} must be positive")
-
-
 def policy_spec(cfg: Config) -> PolicySpec:
     """What the configured policy promises."""
     try:
@@ -89,40 +71,9 @@ def policy_spec(cfg: Config) -> PolicySpec:
         raise UserError(str(error)) from error
 
 
-@cache
-def registered(kind: Literal["advantage", "loss"]) -> tuple[str, ...]:
-    """The names that `@advantage("...")` or `@loss("...")` give in rlinf/algorithms, read without importing torch."""
-    folder = Path(rlinf.algorithms.config.__file__).parent
-    return tuple(
-        sorted(n for p in folder.glob("*.py") for n in re.findall(rf'^@{kind}\("(\w+)"\)', p.read_text(), re.M))
-    )
-
-
 def _check_runner(cfg: Config) -> None:
+    """What a run may do beside training."""
     runner = cfg.runner
-    for key, value in (
-        ("max_steps", runner.max_steps),
-        ("val_check_interval", runner.val_check_interval),
-        ("save_interval", runner.save_interval),
-    ):
-        if value != -1 and value <= 0:
-            raise UserError(f"runner.{key}={value} must be positive, or -1 for none")
-    for key, value in (
-        ("runner.max_epochs", runner.max_epochs),
-        ("runner.weight_sync_interval", runner.weight_sync_interval),
-        ("rollout.pipeline_stage_num", cfg.rollout.pipeline_stage_num),
-        ("cluster.num_nodes", cfg.cluster.num_nodes),
-    ):
-        if value <= 0:
-            raise UserError(f"{key}={value} must be positive")
-    for key, value in (
-        ("cluster.virtual_devices", cfg.cluster.virtual_devices),
-        ("cluster.torch_threads", cfg.cluster.torch_threads),
-    ):
-        if value < 0:
-            raise UserError(f"{key}={value} must be 0 or positive")
-    if runner.keep_checkpoints < 0:
-        raise UserError(f"runner.keep_checkpoints={runner.keep_checkpoints} must be 0 (keep all) or positive")
     if runner.only_eval and runner.resume_dir is not None and runner.ckpt_path is None:
         raise UserError(
             f"runner.resume_dir={runner.resume_dir} continues a training run; evaluate a checkpoint with "
@@ -130,19 +81,8 @@ def _check_runner(cfg: Config) -> None:
         )
     for name in runner.logger.logger_backends:
         if name not in LOGGERS:
-            raise UserError(f"runner.logger.logger_backends: unknown {name!r}; available: {', '.join(LOGGERS)}")
-    sampling = cfg.rollout.sampling_params
-    for key, number in (("top_p", sampling.top_p), ("repetition_penalty", sampling.repetition_penalty)):
-        if number != 1.0:
-            raise UserError(
-                f"rollout.sampling_params.{key}={number} must be 1.0: actions are drawn from all bins or the top_k"
-            )
-    for block, used in (
-        ("reward.use_reward_model", cfg.reward.use_reward_model),
-        ("critic.use_critic_model", cfg.critic.use_critic_model),
-    ):
-        if used:
-            raise UserError(f"{block}=True is not supported; set it to false")
+            near = did_you_mean(name, LOGGERS)
+            raise UserError(f"runner.logger.logger_backends: unknown {name!r}{near}; available: {', '.join(LOGGERS)}")
 
 
 def _check_weights(cfg: Config, purpose: Purpose) -> None:
@@ -217,16 +157,6 @@ def _check_action(path: str, spec: EnvSpec, policy: PolicySpec) -> None:
 def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, groups: bool) -> None:
     """Envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes."""
     total, chunk = env.total_num_envs, policy.num_action_chunks
-    _check_positive(
-        path,
-        total_num_envs=total,
-        group_size=env.group_size,
-        rollout_epoch=env.rollout_epoch,
-        max_steps_per_rollout_epoch=env.max_steps_per_rollout_epoch,
-        max_episode_steps=env.max_episode_steps,
-    )
-    if env.video_cfg.save_video:
-        _check_positive(f"{path}.video_cfg", max_envs=env.video_cfg.max_envs)
     group = env.group_size if groups else 1
     components = COMPONENTS if groups else COMPONENTS[:2]
     unit = math.lcm(*(len(plan.slots(c)) for c in components)) * plan.stages * group
@@ -254,47 +184,44 @@ def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, gr
 
 
 def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
+    """Estimator, loss, groups and critic fit together."""
     algorithm, train = cfg.algorithm, cfg.env.train
-    kinds: tuple[tuple[str, str, Literal["advantage", "loss"]], ...] = (
-        ("adv_type", algorithm.adv_type, "advantage"),
-        ("loss_type", algorithm.loss_type, "loss"),
-    )
-    for key, value, kind in kinds:
-        if value not in registered(kind):
-            raise UserError(f"algorithm.{key}={value!r} is unknown; available: {', '.join(registered(kind))}")
+    try:
+        estimator, loss = ADVANTAGES.traits(algorithm.adv_type), LOSSES.traits(algorithm.loss_type)
+    except UserError as error:
+        raise UserError(f"algorithm.{error}") from error
     if not policy.has_logprob:
         raise UserError(f"{cfg.actor.model.without_logprob()} gives no log-probs and cannot be trained by RL")
     if algorithm.group_size != train.group_size:
         raise UserError(
             f"algorithm.group_size={algorithm.group_size} must equal env.train.group_size={train.group_size}"
         )
-    if algorithm.adv_type == "grpo":
+    if estimator.compares_groups:
         if algorithm.group_size <= 1:
             raise UserError(
-                f"algorithm.group_size={algorithm.group_size} must be at least 2 for adv_type grpo, "
+                f"algorithm.group_size={algorithm.group_size} must be at least 2 for adv_type {algorithm.adv_type}, "
                 "which compares group members"
             )
         if train.auto_reset:
-            raise UserError("env.train.auto_reset=True must be false for adv_type grpo: a group plays one episode each")
-    for key, needed in (
-        ("loss_type", algorithm.loss_type.endswith("actor_critic")),
-        ("adv_type", algorithm.adv_type == "gae"),
-    ):
-        if needed and not policy.has_value:
-            value = algorithm.loss_type if key == "loss_type" else algorithm.adv_type
+            raise UserError(
+                f"env.train.auto_reset=True must be false for adv_type {algorithm.adv_type}: a group plays one episode "
+                "each"
+            )
+    for key, value, traits in (("loss_type", algorithm.loss_type, loss), ("adv_type", algorithm.adv_type, estimator)):
+        if traits.uses_critic and not policy.has_value:
             raise UserError(
                 f"actor.model.add_value_head=False must be true for algorithm.{key}={value}, which needs a critic"
             )
     rewards = 1 if algorithm.reward_type == "chunk_level" else policy.num_action_chunks
-    if policy.has_value and algorithm.adv_type == "gae" and policy.values_per_chunk != rewards:
+    if estimator.uses_critic and policy.values_per_chunk != rewards:
         raise UserError(
             f"algorithm.reward_type={algorithm.reward_type} pays {rewards} reward(s) a chunk, but the critic gives "
             f"{policy.values_per_chunk} value(s) (actor.model.value_type={cfg.actor.model.value_type}): they must match"
         )
-    if cfg.actor.optim.critic_warmup_steps > 0 and algorithm.loss_type == "actor":
+    if cfg.actor.optim.critic_warmup_steps > 0 and not loss.uses_critic:
         raise UserError(
             f"actor.optim.critic_warmup_steps={cfg.actor.optim.critic_warmup_steps} must be 0 for "
-            "algorithm.loss_type=actor, which has no critic"
+            f"algorithm.loss_type={algorithm.loss_type}, which has no critic"
         )
     if not train.auto_reset and train.max_steps_per_rollout_epoch < train.max_episode_steps:
         logger.warning(
@@ -303,10 +230,6 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
             train.max_steps_per_rollout_epoch,
             train.max_episode_steps,
         )
-    if algorithm.kl_beta != 0:
-        raise UserError(f"algorithm.kl_beta={algorithm.kl_beta} must be 0: there is no reference policy")
-    if algorithm.update_epoch <= 0:
-        raise UserError(f"algorithm.update_epoch={algorithm.update_epoch} must be positive")
     if algorithm.filter_rewards and algorithm.rewards_lower_bound > algorithm.rewards_upper_bound:
         raise UserError(
             f"algorithm.rewards_lower_bound={algorithm.rewards_lower_bound} must not exceed "
@@ -317,7 +240,6 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
 def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
     """Micro batches fill the global batch on every rank, and global batches fill the rollout."""
     micro, batch, ranks = cfg.actor.micro_batch_size, cfg.actor.global_batch_size, len(plan.actor)
-    _check_positive("actor", micro_batch_size=micro, global_batch_size=batch)
     if batch % (micro * ranks):
         raise UserError(
             f"actor.global_batch_size={batch} must divide by micro_batch_size x actor ranks = {micro} x {ranks} = "
@@ -342,13 +264,6 @@ def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
 def _check_sharding(cfg: Config, plan: Plan) -> None:
     """What the actor's ranks cannot do."""
     fsdp, key = cfg.actor.fsdp_config, "actor.fsdp_config"
-    if fsdp.amp_autocast.enabled:
-        raise UserError(
-            f"{key}.amp_autocast.enabled=True must be false: updates must score actions as rollouts did; "
-            "set actor.model.precision=bf16"
-        )
-    if fsdp.grad_scaler.enabled:
-        raise UserError(f"{key}.grad_scaler.enabled=True must be false: bf16 and fp32 need no loss scaling")
     if not fsdp.shards:
         if fsdp.cpu_offload:
             raise UserError(f"{key}.cpu_offload=True offloads shards: set {key}.strategy=fsdp2, or cpu_offload=false")
@@ -366,8 +281,6 @@ def _check_sharding(cfg: Config, plan: Plan) -> None:
 def _check_staleness(cfg: Config, plan: Plan) -> None:
     """Rollouts beside updates need parameters of their own, and a loss that knows their age."""
     staleness = cfg.runner.max_staleness
-    if staleness < 0:
-        raise UserError(f"runner.max_staleness={staleness} must be 0 (rollouts and updates in turn) or positive")
     if staleness > 0 and len(plan.rollout_copies) < len(plan.rollout):
         raise UserError(
             f"runner.max_staleness={staleness} needs rollout and actor in different processes, but {KEY} lets them "
@@ -379,7 +292,7 @@ def _check_staleness(cfg: Config, plan: Plan) -> None:
             f"runner.weight_sync_interval={cfg.runner.weight_sync_interval} must be 1 with "
             f"runner.max_staleness={staleness}, which bounds the age of weights itself"
         )
-    if staleness > 0 and cfg.algorithm.loss_type == "actor_critic":
+    if staleness > 0 and not LOSSES.traits(cfg.algorithm.loss_type).clips_around_update_start:
         logger.warning(
             "runner.max_staleness=%d learns from stale experience: algorithm.loss_type=decoupled_actor_critic corrects "
             "for it",
@@ -399,7 +312,7 @@ def _check_ids(path: str, env: EnvConfig, split: str) -> None:
 
 def _check_trials(env: EnvConfig) -> None:
     held_out = len(env_spec(env, "env.eval").reset_ids["eval"])
-    if env.num_trials < -1 or env.num_trials > held_out:
+    if env.num_trials > held_out:
         raise UserError(
             f"env.eval.num_trials={env.num_trials} must be -1 (all), 0 (derived) or at most {held_out}, "
             "the held-out ids of the suite"

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlinf.compat.keys import DROPPED, OLD_GROUPS, RENAMED, is_below, rename_path
+from rlinf.compat.keys import OLD_GROUPS, RENAMED, is_below, no_effect_paths, rename_path, warn_once
 from rlinf.config.schema import ClusterConfig
 from rlinf.errors import UserError
 
@@ -116,12 +116,27 @@ def resolve(composed: Composed, defaults: Tree) -> Tree:
     except OmegaConfBaseException as error:
         where = error.full_key or ""
         raise UserError(f"{composed.origin(where)}: {where}: {str(error).splitlines()[0]}") from error
-    for old in [*RENAMED, *DROPPED]:
-        parent, _, name = old.rpartition(".")
-        block = get(tree, parent)
-        if isinstance(block, dict):
-            block.pop(name, None)
+    for old in RENAMED:
+        take(tree, old)
+    _take_no_effect(composed, tree)
     return tree
+
+
+def _take_no_effect(composed: Composed, tree: Tree) -> None:
+    """Remove published keys that nothing reads, and say so once for each file that sets some."""
+    ignored: dict[str, list[str]] = {}
+    for path, row in no_effect_paths():
+        source = composed.origin(path)
+        if (value := take(tree, path)) is ABSENT:
+            continue
+        if row.only and value not in row.only:
+            only = " or ".join(map(str, row.only))
+            raise UserError(f"{source}: {path}={value} must be {only}, or left out: {row.why}")
+        if value not in (None, {}):
+            ignored.setdefault(source, []).append(path)
+    for source, paths in ignored.items():
+        listed = ", ".join(paths[:6]) + (f" and {len(paths) - 6} more" if len(paths) > 6 else "")
+        warn_once(source, f"{source}: no effect here, as docs/compat.md explains: {listed}")
 
 
 def get(tree: Any, path: str) -> Any:
@@ -131,6 +146,13 @@ def get(tree: Any, path: str) -> Any:
             return ABSENT
         tree = tree[key]
     return tree
+
+
+def take(tree: Tree, path: str) -> Any:
+    """Remove and return the node at a dotted path, or ABSENT."""
+    parent, _, name = path.rpartition(".")
+    block = get(tree, parent) if parent else tree
+    return block.pop(name, ABSENT) if isinstance(block, dict) else ABSENT
 
 
 def put(tree: Tree, path: str, value: Any) -> None:
@@ -171,12 +193,13 @@ def _override(tree: Tree, command_line: Tree, override: str) -> None:
     key, equals, text = override.partition("=")
     path = key.strip().lstrip("+~")
     if not path or not (equals or key.startswith("~")):
-        raise UserError(f"{COMMAND_LINE}: {override!r} is no override; write key=value, or ~key to remove a key")
+        raise UserError(
+            f"{COMMAND_LINE}: {override!r} is not an override; write key=value, "
+            "for example runner.max_steps=10, or ~key to remove a key"
+        )
     if key.startswith("~"):
-        block = get(tree, path.rpartition(".")[0]) if "." in path else tree
-        if not isinstance(block, dict) or path.rpartition(".")[2] not in block:
+        if take(tree, path) is ABSENT:
             raise UserError(f"{COMMAND_LINE}: {override!r}: there is no key {path} to remove")
-        del block[path.rpartition(".")[2]]
         return
     try:
         value = _plain(OmegaConf.create(f"value: {text}"))["value"] if text.strip() else None
@@ -205,7 +228,7 @@ def _replace_placement(tree: Tree, path: str) -> None:
 
 def _apply_aliases(composed: Composed) -> None:
     """Give old keys their new names. Old ones stay until values are resolved, because other keys may refer to them."""
-    for old in [*RENAMED, *DROPPED]:
+    for old in RENAMED:
         value = get(composed.tree, old)
         if value is ABSENT:
             continue

@@ -7,18 +7,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.envs.config import EnvConfig
 from rlinf.models.config import ModelConfig
+from rlinf.typed import Count, Within, ZeroOrMore
+
+CountOrNever = Annotated[int, Within(1, also=(-1,))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Where things run."""
 
-    num_nodes: int = 1
+    num_nodes: Count = 1
     """Machines taking part."""
     component_placement: dict[str, Any] = field(default_factory=lambda: {"actor,env,rollout": "all"})
     """Placement grammar: component list -> resource[:process] ranges (docs/placement.md)."""
@@ -28,9 +31,9 @@ class ClusterConfig:
     """auto takes one process when the plan allows it, else Ray."""
     ray_address: str | None = None
     """Ray cluster to join (`auto`, or host:port of its head); null starts one on this machine for the run."""
-    virtual_devices: int = 0
+    virtual_devices: ZeroOrMore = 0
     """Pretend that every node has this many accelerators, all of them its CPU; 0 counts the real ones."""
-    torch_threads: int = 0
+    torch_threads: ZeroOrMore = 0
     """CPU threads of torch; 0 leaves it to torch, with Ray it deals the cores out to a node's processes. Small networks
     are as fast with 1, and steadier on a busy machine."""
 
@@ -42,14 +45,19 @@ class LoggerConfig:
     log_path: str = "logs"
     """Root of this run's files."""
     project_name: str = "rlinf"
+    """Project that Weights & Biases and SwanLab file the run under."""
     experiment_name: str = "run"
     """Sub-folder of log_path that holds the checkpoints."""
     logger_backends: list[str] = field(default_factory=lambda: ["tensorboard"])
     """Any of tensorboard, wandb, swanlab; metrics.jsonl is always written."""
     wandb_mode: Literal["online", "offline", "disabled"] = "offline"
+    """offline keeps the run in log_path, for `wandb sync` later."""
     wandb_entity: str | None = None
+    """User or team that owns the run; null is the default one."""
     wandb_proxy: str | None = None
+    """Proxy for Weights & Biases, http://host:port."""
     swanlab_mode: str = "local"
+    """local, cloud, offline or disabled, as SwanLab names them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,37 +65,39 @@ class RunnerConfig:
     """How long to train and what to keep."""
 
     task_type: Literal["embodied", "embodied_eval", "embodied_sft"] = "embodied"
+    """embodied_eval evaluates whatever command runs the file."""
     seed: int = 0
     """Root of all randomness; env.*.seed and actor.seed are added as offsets."""
-    max_epochs: int = 1000
+    max_epochs: Count = 1000
     """Training steps (one step is one rollout and its update)."""
-    max_steps: int = -1
+    max_steps: CountOrNever = -1
     """Upper bound on training steps; -1 leaves max_epochs in charge."""
     only_eval: bool = False
+    """Evaluate instead of training; `rlinf eval` sets it."""
     eval_expert: bool = False
     """`rlinf eval`: the simulator's scripted expert plays instead of the policy."""
-    val_check_interval: int = -1
+    val_check_interval: CountOrNever = -1
     """Evaluate every this many steps and after the last; -1 never."""
-    save_interval: int = -1
+    save_interval: CountOrNever = -1
     """Save every this many steps and after the last; -1 never."""
-    keep_checkpoints: int = 0
+    keep_checkpoints: ZeroOrMore = 0
     """Keep only the newest k checkpoints; 0 keeps all."""
     resume_dir: str | None = None
     """A global_step_N folder to continue from, or `auto` for the newest complete one of this experiment."""
     ckpt_path: str | None = None
     """Weights to load before anything else (a checkpoint folder, or a .pt imported weights-only)."""
-    weight_sync_interval: int = 1
+    weight_sync_interval: Count = 1
     """Updates between weight syncs, where rollout and actor are not in one process. A run that begins or is resumed
     syncs at once, and so does every evaluation."""
-    max_staleness: int = 0
+    max_staleness: ZeroOrMore = 0
     """Updates that the weights of a rollout may lack when it is learnt from. 0 rolls out and learns in turn; with 1 or
     more the next rollouts run during the update, which needs rollout and actor in processes of their own."""
     per_worker_log: bool = False
     """With Ray: the output of every process also by worker, as GROUP_NAME/rank_K.log."""
     per_worker_log_path: str | None = None
     """With Ray: folder for the output of processes; null is worker_logs below log_path."""
-    overlap_env_bootstrap: bool = False
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    """Where the run writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +105,11 @@ class EnvGroupConfig:
     """The environments."""
 
     group_name: str = "EnvGroup"
+    """Folder of these workers' logs, with runner.per_worker_log."""
     train: EnvConfig = field(default_factory=EnvConfig)
+    """Environments that rollouts learn from."""
     eval: EnvConfig = field(default_factory=EnvConfig)
+    """Environments that play the held-out trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +124,6 @@ class SamplingConfig:
     """Greedy when <= 0."""
     top_k: int = 0
     """Draw from this many of the 256 action bins; <= 0 keeps all."""
-    top_p: float = 1.0
-    """Accepted for compatibility; must be 1."""
-    repetition_penalty: float = 1.0
-    """Accepted for compatibility; must be 1."""
-    max_new_tokens: int | None = None
-    """Accepted for compatibility; the model knows how many tokens an action has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,17 +131,16 @@ class RolloutConfig:
     """The side that runs the policy in the loop."""
 
     group_name: str = "RolloutGroup"
-    backend: str = "huggingface"
-    """Accepted for compatibility."""
-    recompute_logprobs: bool = False
+    """Folder of these workers' logs, with runner.per_worker_log."""
     enable_offload: bool = False
     """Weights wait in pinned host memory while others work on the same accelerators; those shared with an actor of the
     same process stay."""
-    pipeline_stage_num: int = 1
+    pipeline_stage_num: Count = 1
     """Env batches alternated so that simulators and policy overlap."""
-    prefix_cache_bytes: int = 2 << 30
+    prefix_cache_bytes: ZeroOrMore = 2 << 30
     """Byte budget of the prefix-KV cache used by train_expert_only updates; 0 turns it off."""
     sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
+    """Token sampling of OpenVLA and OpenVLA-OFT."""
     model: dict[str, Any] = field(default_factory=dict)
     """model_path and precision overrides, or a whole model block for evaluation-only configs."""
 
@@ -144,55 +150,39 @@ class OptimConfig:
     """AdamW with a second group for the value head."""
 
     lr: float = 1e-5
+    """Learning rate of everything but the value head."""
     value_lr: float = 1e-4
+    """Learning rate of the value head."""
     adam_beta1: float = 0.9
+    """Decay of AdamW's mean of gradients."""
     adam_beta2: float = 0.999
+    """Decay of AdamW's mean of squared gradients."""
     adam_eps: float = 1e-8
+    """Added to the root of that mean before dividing by it."""
     weight_decay: float = 0.01
+    """Share of a weight, times the learning rate, that a step takes off it."""
     clip_grad: float = 1.0
-    critic_warmup_steps: int = 0
+    """Largest norm of the gradient; a larger one is scaled down."""
+    critic_warmup_steps: ZeroOrMore = 0
     """Optimiser steps that train the value head alone."""
     lr_scheduler: Literal["constant", "cosine"] = "constant"
-    total_training_steps: int = 0
+    """How the learning rates change after the warm-up."""
+    total_training_steps: ZeroOrMore = 0
     """Length of the schedule in training steps; 0 takes the run's own length."""
     lr_warmup_steps: int = 0
     """Training steps of linear warm-up; -1 for none."""
     min_lr_rate: float = 0.0
+    """cosine: the rates never fall below this share of their full value."""
     num_cycles: float = 0.5
+    """cosine: waves until the end of the schedule; 0.5 falls once from full to least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixedPrecisionConfig:
     """Numbers that travel between actor ranks."""
 
-    param_dtype: str | None = None
-    """Accepted for compatibility; the network computes in actor.model.precision, and bf16 weights have fp32 masters."""
     reduce_dtype: Literal["bf16", "fp32"] | None = None
     """Dtype in which gradients are summed over ranks; null is fp32."""
-    buffer_dtype: str | None = None
-    """Accepted for compatibility; buffers keep their own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AmpConfig:
-    """Autocast, which would compute updates in another precision than rollouts."""
-
-    enabled: bool = False
-    """Accepted for compatibility; must be false: actor.model.precision says what the network computes in."""
-    precision: str = "bf16"
-    """Accepted for compatibility."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradScalerConfig:
-    """Loss scaling, which bf16 and fp32 do without."""
-
-    enabled: bool = False
-    """Accepted for compatibility; must be false."""
-    init_scale: float | None = None
-    """Accepted for compatibility."""
-    growth_interval: int | None = None
-    """Accepted for compatibility."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,19 +205,8 @@ class FsdpConfig:
     """Give a block's gathered weights back between its forward and backward pass; false is shard_grad_op."""
     enable_gradient_accumulation: bool = True
     """Sum gradients over ranks with the last micro batch only; false does so with each, and keeps no full gradients."""
-    forward_prefetch: bool = False
-    """Accepted for compatibility; FSDP2 overlaps gathering and computing by itself."""
-    limit_all_gathers: bool = False
-    """Accepted for compatibility; FSDP2 bounds the memory of gathered weights by itself."""
-    backward_prefetch: Literal["pre", "post"] | None = None
-    """Accepted for compatibility; FSDP2 prefetches in the backward pass by itself."""
-    use_orig_params: bool = False
-    """Accepted for compatibility; parameters keep their names and shapes."""
-    use_liger_kernel: bool = False
-    """Accepted for compatibility; networks bring their own fused kernels."""
     mixed_precision: MixedPrecisionConfig = field(default_factory=MixedPrecisionConfig)
-    amp_autocast: AmpConfig = field(default_factory=AmpConfig)
-    grad_scaler: GradScalerConfig = field(default_factory=GradScalerConfig)
+    """Numbers that travel between actor ranks."""
 
     @property
     def shards(self) -> bool:
@@ -240,11 +219,10 @@ class ActorConfig:
     """The side that learns."""
 
     group_name: str = "ActorGroup"
-    training_backend: Literal["fsdp"] = "fsdp"
-    """Accepted for compatibility; there is no other."""
-    micro_batch_size: int = 32
+    """Folder of these workers' logs, with runner.per_worker_log."""
+    micro_batch_size: Count = 32
     """Samples per forward on one rank."""
-    global_batch_size: int = 256
+    global_batch_size: Count = 256
     """Samples per optimiser step over all ranks."""
     seed: int = 0
     """Offset to runner.seed for weights and shuffling."""
@@ -254,8 +232,11 @@ class ActorConfig:
     max_nonfinite_steps: int = 3
     """Optimiser steps in a row with a non-finite gradient before the run stops; each one is skipped and counted."""
     model: ModelConfig
+    """The policy; its keys are those of its model_type."""
     optim: OptimConfig = field(default_factory=OptimConfig)
+    """Optimiser and learning rates."""
     fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
+    """How the actor's ranks share the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,15 +245,15 @@ class CollectConfig:
 
     output: str = "data/demos"
     """Dataset folder (LeRobot v3 layout)."""
-    episodes_per_task: int = 5
+    episodes_per_task: Count = 5
     """Successful episodes kept per task; failures are dropped and the next id is tried."""
     tasks: list[str] = field(default_factory=list)
     """Task names; empty takes every task of the suite."""
     action_noise: float = 0.3
     """Each episode adds Gaussian action noise of a std drawn uniformly from 0 to this; labels stay clean."""
-    max_attempts: int = 10
+    max_attempts: Count = 10
     """Ids tried per wanted episode before the task is reported as failed."""
-    max_steps: int = 0
+    max_steps: ZeroOrMore = 0
     """Steps an expert may take; 0 takes env.train.max_episode_steps (some MetaWorld tasks need up to 400)."""
 
 
@@ -281,40 +262,38 @@ class SftConfig:
     """`rlinf sft`: supervised fine-tuning on a dataset."""
 
     dataset: str = "data/demos"
+    """Dataset folder (LeRobot v3 layout)."""
     output: str = "checkpoints/sft"
     """Folder for the policy in HF layout: weights, statistics, tokenizer."""
-    steps: int = 1000
-    batch_size: int = 64
-    noise_draws: int = 1
+    steps: Count = 1000
+    """Optimiser steps."""
+    batch_size: Count = 64
+    """Samples per step."""
+    noise_draws: Count = 1
     """Draws of (noise, time) per sample and step."""
     lr: float = 1e-3
+    """Learning rate after the warm-up."""
     lr_scheduler: Literal["constant", "cosine"] = "constant"
-    """cosine falls to 0 at `steps`; what a constant rate leaves undecided, it settles."""
-    warmup_steps: int = 50
+    """cosine falls to 0 at `steps`."""
+    warmup_steps: ZeroOrMore = 50
+    """Steps in which the learning rate rises to its full value."""
     weight_decay: float = 0.0
+    """Share of a weight, times the learning rate, that a step takes off it."""
     clip_grad: float = 1.0
-    state_loss: float = 0.0
+    """Largest norm of the gradient; a larger one is scaled down."""
+    state_loss: Annotated[float, Within(0)] = 0.0
     """Weight of a second loss: the mean image token must tell the simulator's privileged state through a linear layer
     that is thrown away afterwards. Helps a network that must first learn to see; 0 leaves it out."""
-    log_interval: int = 50
-    eval_interval: int = 0
+    log_interval: Count = 50
+    """Steps between two lines of the console and of metrics.jsonl."""
+    eval_interval: ZeroOrMore = 0
     """Evaluate every this many steps; 0 never."""
     stop_at_success: float | None = None
     """Stop once an evaluation reaches this success rate (a deliberately weak start for RL)."""
     stop_at_most: float | None = None
     """With stop_at_success: above this rate, move back towards the last evaluated weights until inside the band."""
-    eval_trials: int = 32
+    eval_trials: Count = 32
     """Training-layout episodes per such evaluation (held-out ids are never used)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardModelConfig:
-    use_reward_model: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticModelConfig:
-    use_critic_model: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,16 +301,20 @@ class Config:
     """One run."""
 
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """Where things run."""
     runner: RunnerConfig = field(default_factory=RunnerConfig)
+    """How long to train and what to keep."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """How experience becomes a gradient."""
     env: EnvGroupConfig = field(default_factory=EnvGroupConfig)
+    """The environments."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """The side that runs the policy in the loop."""
     actor: ActorConfig
+    """The side that learns."""
     collect: CollectConfig = field(default_factory=CollectConfig)
+    """`rlinf collect`: demonstrations by scripted experts."""
     sft: SftConfig = field(default_factory=SftConfig)
-    reward: RewardModelConfig = field(default_factory=RewardModelConfig)
-    critic: CriticModelConfig = field(default_factory=CriticModelConfig)
-    weight_syncer: dict[str, Any] = field(default_factory=dict)
-    """Accepted for compatibility; trainable parameters travel in place where rollout and actor do not share them."""
+    """`rlinf sft`: supervised fine-tuning on a dataset."""
     compat: Literal["rlinf-0.4"] | None = None
-    """Restore the published code's defects, all together (docs/compat.md)."""
+    """Compute what the published code computed, defects included (docs/compat.md)."""

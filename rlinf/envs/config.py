@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from rlinf.typed import Count, Within, ZeroOrMore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,12 +13,14 @@ class VideoConfig:
     """Videos of what the policy does."""
 
     save_video: bool = False
+    """Film the first environments of every rank and stage."""
     info_on_video: bool = True
     """Write reward, success and step onto the frames."""
     video_base_dir: str = "video"
-    fps: int = 0
+    """Folder of the files, one sub-folder per rank and stage."""
+    fps: ZeroOrMore = 0
     """0 plays at the simulator's control rate."""
-    max_envs: int = 9
+    max_envs: Count = 9
     """Envs shown, tiled; recording renders every step of these."""
 
 
@@ -25,22 +29,22 @@ class EnvConfig:
     """One set of environments (env.train or env.eval)."""
 
     env_type: str = "toy"
-    """Simulator, by the name of its file under rlinf/envs/sim."""
+    """Simulator: one of rlinf/simulators, of an installed package, or the dotted path of your own module."""
     task_suite_name: str | None = None
     """Suite of that simulator, e.g. metaworld_50."""
-    total_num_envs: int = 8
+    total_num_envs: Count = 8
     """Environments over all workers and stages."""
     auto_reset: bool = False
     """Start a new episode at the chunk end where one ended; rollouts then continue across iterations."""
     ignore_terminations: bool = False
     """Play to max_episode_steps even after success."""
-    max_steps_per_rollout_epoch: int = 100
+    max_steps_per_rollout_epoch: Count = 100
     """Primitive steps per rollout."""
-    max_episode_steps: int = 100
+    max_episode_steps: Count = 100
     """Primitive steps after which an episode is truncated."""
-    rollout_epoch: int = 1
+    rollout_epoch: Count = 1
     """Rollouts of every env per training step."""
-    num_trials: int = 0
+    num_trials: Annotated[int, Within(-1)] = 0
     """env.eval: held-out ids to play once each; 0 derives envs x episodes per rollout x epochs, -1 plays all."""
     use_rel_reward: bool = True
     """Pay differences of the reward level instead of the level itself."""
@@ -48,32 +52,33 @@ class EnvConfig:
     """Reward of a success."""
     seed: int = 0
     """Offset to runner.seed for reset ids."""
-    group_size: int = 1
+    group_size: Count = 1
     """Neighbouring envs that start from the same reset id."""
     use_fixed_reset_state_ids: bool = False
     """Start every rollout from the same reset ids."""
     use_ordered_reset_state_ids: bool = False
     """Take reset ids in order instead of drawing them."""
-    is_eval: bool = False
-    """Accepted for compatibility; env.eval always plays held-out ids."""
     enable_offload: bool = False
     """Free the simulators' memory while the actor trains."""
     center_crop: bool = False
+    """Crop images to the centre; read by simulators that offer it, none so far."""
     use_custom_reward: bool = False
+    """Pay a reward of one's own; read by simulators that offer it, none so far."""
     assets_path: str | None = None
+    """Folder of the simulator's assets; read by simulators that offer it, none so far."""
     seeds_path: str | None = None
-    policy_setup: str | None = None
-    """Accepted for compatibility; the model's own policy_setup counts."""
+    """File of the seeds to play; read by simulators that offer it, none so far."""
     task_config: dict[str, Any] = field(default_factory=dict)
-    """Passed to RoboTwin."""
+    """Task settings, handed to the simulator as they are; read by simulators that offer it, none so far."""
     init_params: dict[str, Any] = field(default_factory=dict)
     """Options of the simulator itself; keys are those of its `Options`."""
-    num_processes: int = 0
+    num_processes: ZeroOrMore = 0
     """Simulator processes per env worker and stage; 0 chooses by cores."""
     python: str | None = None
     """Interpreter of the simulator processes; null is the running one."""
-    step_deadline_s: float = 120.0
+    step_deadline_s: Annotated[float, Within(0)] = 120.0
     """Seconds a simulator may take for one chunk or reset before it is restarted."""
-    max_restarts: int = 3
+    max_restarts: ZeroOrMore = 3
     """Restarts per simulator process within one training step before the run stops."""
     video_cfg: VideoConfig = field(default_factory=VideoConfig)
+    """Videos of what the policy does."""

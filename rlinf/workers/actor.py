@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlinf.algorithms.advantages import compute_targets
-from rlinf.algorithms.losses import compute_loss
+from rlinf.algorithms.advantages import Targets
+from rlinf.algorithms.losses import Batch
+from rlinf.algorithms.registry import LOSSES
+from rlinf.compat.formulas import choose_formulas
 from rlinf.data.arena import Arena, RowCache
 from rlinf.data.layout import chunk_and_column, global_batches
 from rlinf.data.noise import generator
@@ -33,6 +35,8 @@ class ActorWorker(Worker):
 
     def setup(self) -> None:
         self.team = self.process.team("actor")
+        self.formulas = choose_formulas(self.cfg.compat)
+        self.traits = LOSSES.traits(self.cfg.algorithm.loss_type)
         self.policy = shared_policy(self)  # full weights, current outside of `update`
         self.parallel = make_parallel(self.policy, self.cfg.actor, self.team)
         self.optimizer = self.parallel.optimizer
@@ -48,12 +52,11 @@ class ActorWorker(Worker):
         """Take this rank's share of the experience and prepare the targets of the update; metrics of all ranks."""
         env = self.cfg.env.train
         self.trajectory = Trajectory.cat_envs([self._read(part) for part in parts])
-        self.targets, metrics = compute_targets(
+        self.targets, metrics = self.formulas.targets(
             self.trajectory,
             self.cfg.algorithm,
             auto_reset=env.auto_reset,
             ignore_terminations=env.ignore_terminations,
-            compat=self.cfg.compat is not None,
             all_reduce=self.team.sum,
             all_max=self.team.max,
         )
@@ -74,7 +77,7 @@ class ActorWorker(Worker):
                     break
         out = {f"train/{k}": v for k, v in self._over_ranks(metrics).result().items()}
         out["train/actor/lr"] = self.optimizer.param_groups[0]["lr"]
-        if algorithm.loss_type != "actor":
+        if self.traits.uses_critic:
             out["train/critic/lr"] = self.optimizer.param_groups[1]["lr"]
         return out
 
@@ -175,10 +178,9 @@ class ActorWorker(Worker):
         def take(x: torch.Tensor) -> torch.Tensor:
             return x[at].to(self.device)
 
-        use_critic = cfg.loss_type != "actor"
         new = self.parallel.evaluate(
             {k: take(v) for k, v in traj.replay.items()},
-            values=use_critic,
+            values=self.traits.uses_critic,
             entropy=cfg.entropy_bonus != 0,
             cache=self._cache.get(rows) if self._cache is not None and cached else None,
         )
@@ -187,17 +189,16 @@ class ActorWorker(Worker):
         if measure_gap:
             gap = (new.logprobs.detach() - (old_logprobs if proximal is None else proximal)).abs()
             metrics.add_max("actor/logprob_gap", float(gap.max()))
-        loss, values = compute_loss(
-            cfg,
+        batch = Batch(
             new=new,
             old_logprobs=old_logprobs,
             proximal_logprobs=proximal,
-            old_values=take(traj.values[:-1]) if use_critic and traj.values is not None else None,
+            old_values=take(traj.values[:-1]) if self.traits.uses_critic and traj.values is not None else None,
             targets=self.targets.map(take),
             max_episode_steps=self.cfg.env.train.max_episode_steps,
             critic_only=critic_only,
-            compat=self.cfg.compat is not None,
         )
+        loss, values = self.formulas.loss(batch, cfg)
         metrics.add_many(values)
         return loss
 
@@ -207,7 +208,7 @@ class ActorWorker(Worker):
         Where the rollout acted with these very weights they are the rollout's own.
         """
         self.proximal = None
-        if self.cfg.algorithm.loss_type != "decoupled_actor_critic" or self.cfg.runner.max_staleness == 0:
+        if not self.traits.clips_around_update_start or self.cfg.runner.max_staleness == 0:
             return
         traj, proximal = self.trajectory, torch.empty_like(self.trajectory.logprobs)
         num_chunks, columns = traj.logprobs.shape[:2]
@@ -220,15 +221,14 @@ class ActorWorker(Worker):
         self.proximal = proximal
 
     def _shares(self, micros: Sequence[torch.Tensor]) -> list[float]:
-        """Weight of each micro batch in the global batch of all ranks: how it is cut does not change the gradient.
+        """Weight of each micro batch in the global batch of all ranks: how it is cut does not change the gradient."""
+        columns = self.trajectory.logprobs.shape[1]
 
-        A masked mean counts by its unmasked entries; one over trajectory weights divides by all rows.
-        """
-        mask, columns = self.targets.mask, self.trajectory.logprobs.shape[1]
-        if mask is None or self.targets.mask_sum is not None or self.cfg.compat is not None:
-            counts = torch.tensor([len(micro) for micro in micros])
-        else:
-            counts = torch.stack([mask[chunk_and_column(micro, columns)].sum() for micro in micros])
+        def drawn(rows: torch.Tensor) -> Targets:
+            at = chunk_and_column(rows, columns)
+            return self.targets.map(lambda x: x[at])
+
+        counts = torch.stack([self.formulas.weight(drawn(rows)) for rows in micros])
         return (counts / self.team.sum(counts.sum()).clamp(min=1)).tolist()
 
     def _cached(self, micros: Sequence[torch.Tensor]) -> list[bool]:

@@ -9,6 +9,7 @@ import torch
 
 from rlinf.algorithms.advantages import Steps, Targets, compute_targets, gae, grpo, normalize
 from rlinf.algorithms.config import AlgorithmConfig
+from rlinf.compat.formulas import published_targets
 from rlinf.data.types import Trajectory
 from rlinf.errors import UserError
 
@@ -36,8 +37,10 @@ def trajectory(rewards: Any, values: Any = None, **changes: Any) -> Trajectory:
     )
 
 
-def targets(traj: Trajectory, cfg: AlgorithmConfig, **kwargs: Any) -> tuple[Targets, dict[str, torch.Tensor]]:
-    return compute_targets(traj, cfg, **{"auto_reset": False, "ignore_terminations": False, **kwargs})
+def targets(
+    traj: Trajectory, cfg: AlgorithmConfig, *, compute: Any = compute_targets, **kwargs: Any
+) -> tuple[Targets, dict[str, torch.Tensor]]:
+    return compute(traj, cfg, **{"auto_reset": False, "ignore_terminations": False, **kwargs})
 
 
 def column(x: torch.Tensor | None, env: int = 0) -> list[float]:
@@ -107,7 +110,9 @@ def test_compat_normalises_per_rank() -> None:
     alone, _ = targets(traj, cfg)
     shifted = lambda x: x + (x.new_tensor([2.0, 20.0, 200.0]) if x.numel() == 3 else 0)  # noqa: E731
     assert not torch.equal(targets(traj, cfg, all_reduce=shifted)[0].advantages, alone.advantages)
-    assert torch.equal(targets(traj, cfg, all_reduce=shifted, compat=True)[0].advantages, alone.advantages)
+    assert torch.equal(
+        targets(traj, cfg, all_reduce=shifted, compute=published_targets)[0].advantages, alone.advantages
+    )
 
 
 def test_truncation_bootstraps_only_with_auto_reset() -> None:
@@ -131,7 +136,7 @@ def test_success_bootstraps_only_with_always() -> None:
     )
     always = AlgorithmConfig(gamma=0.5, gae_lambda=0.5, normalize_advantages=False, bootstrap_type="always")
     assert column(targets(traj, HALF, auto_reset=True)[0].advantages) == [1.0]
-    assert column(targets(traj, HALF, auto_reset=True, compat=True)[0].advantages) == [3.0]
+    assert column(targets(traj, HALF, auto_reset=True, compute=published_targets)[0].advantages) == [3.0]
     assert column(targets(traj, always, auto_reset=True)[0].advantages) == [3.0]
     assert column(targets(traj, HALF, auto_reset=True, ignore_terminations=True)[0].advantages) == [3.0]
 
@@ -146,8 +151,6 @@ def test_grpo_compares_members_of_a_group() -> None:
     want = torch.tensor([[a, -a, 0.0, 0.0], [0.0, -a, 0.0, 0.0]])
     assert torch.allclose(out.advantages[..., 0], want, atol=1e-6)
     assert out.returns is None
-    with pytest.raises(UserError, match=r"grpo needs env\.train\.auto_reset: false"):
-        targets(traj, cfg, auto_reset=True)
 
 
 def test_grpo_ignores_a_member_whose_simulator_died() -> None:

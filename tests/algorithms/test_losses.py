@@ -10,8 +10,8 @@ import torch
 
 from rlinf.algorithms.advantages import Targets
 from rlinf.algorithms.config import AlgorithmConfig
-from rlinf.algorithms.losses import VARIANCE, compute_loss
-from rlinf.algorithms.registry import advantage, loss
+from rlinf.algorithms.losses import VARIANCE, Batch, compute_loss
+from rlinf.algorithms.registry import ADVANTAGES, LOSSES, Table
 from rlinf.data.types import PolicyEval
 from rlinf.errors import UserError
 
@@ -33,8 +33,7 @@ def run(
     """Rows of one action dim with the given probability ratios; `values` is (new, old, returns)."""
     logprobs = torch.tensor(ratios).log().view(-1, 1, 1).requires_grad_()
     new, old, returns = (None,) * 3 if values is None else (torch.tensor(v).view(-1, 1) for v in values)
-    total, metrics = compute_loss(
-        cfg,
+    batch = Batch(
         new=PolicyEval(logprobs=logprobs, values=new, entropy=entropy),
         old_logprobs=torch.zeros(len(ratios), 1, 1),
         old_values=old,
@@ -47,6 +46,7 @@ def run(
         max_episode_steps=kwargs.pop("max_episode_steps", 10),
         **kwargs,
     )
+    total, metrics = compute_loss(batch, cfg)
     grad = torch.autograd.grad(total, logprobs)[0] if total.requires_grad else torch.zeros_like(logprobs)
     return total.detach(), {k: float(v) for k, (v, _) in metrics.items()}, grad.flatten()
 
@@ -89,14 +89,14 @@ def test_every_trajectory_weighs_the_same() -> None:
 def test_masked_mean_counts_every_token() -> None:
     cfg = AlgorithmConfig(loss_type="actor", logprob_type="token_level", entropy_type="token_level", entropy_bonus=0.5)
     logprobs = torch.zeros(2, 3, 2, requires_grad=True)
-    total, metrics = compute_loss(
-        cfg,
+    batch = Batch(
         new=PolicyEval(logprobs=logprobs, values=None, entropy=torch.full((2, 3, 2), 4.0)),
         old_logprobs=torch.zeros(2, 3, 2),
         old_values=None,
         targets=Targets(torch.tensor([[1.0], [7.0]]), None, torch.tensor([[True], [False]]), None),
         max_episode_steps=10,
     )
+    total, metrics = compute_loss(batch, cfg)
     assert float(total.detach()) == -1.0 - 0.5 * 4.0
     assert metrics["actor/policy_loss"] == (-1.0, 6.0)
     assert metrics["actor/entropy_loss"] == (4.0, 6.0)
@@ -155,20 +155,23 @@ def test_a_batch_with_nothing_in_it_is_zero() -> None:
 
 
 def test_chunk_level_needs_chunk_rewards() -> None:
+    batch = Batch(
+        new=PolicyEval(logprobs=torch.zeros(1, 2, 1), values=None, entropy=None),
+        old_logprobs=torch.zeros(1, 2, 1),
+        old_values=None,
+        targets=Targets(torch.zeros(1, 2), None, None, None),
+        max_episode_steps=10,
+    )
     with pytest.raises(UserError, match="reward_type action_level cannot go with a chunk_level logprob_type"):
-        compute_loss(
-            AlgorithmConfig(loss_type="actor", logprob_type="chunk_level"),
-            new=PolicyEval(logprobs=torch.zeros(1, 2, 1), values=None, entropy=None),
-            old_logprobs=torch.zeros(1, 2, 1),
-            old_values=None,
-            targets=Targets(torch.zeros(1, 2), None, None, None),
-            max_episode_steps=10,
-        )
+        compute_loss(batch, AlgorithmConfig(loss_type="actor", logprob_type="chunk_level"))
 
 
 def test_unknown_names_say_what_exists() -> None:
-    with pytest.raises(
-        UserError, match=r"algorithm\.loss_type: unknown 'actor_critc', .* did you mean 'actor_critic'\?"
-    ):
-        loss.find("actor_critc")
-    assert advantage.names() == ["gae", "grpo"]
+    with pytest.raises(UserError, match=r"loss_type='actor_critc' is unknown \(did you mean 'actor_critic'\?\)"):
+        LOSSES.find("actor_critc")
+    assert ADVANTAGES.names() == ("gae", "grpo")
+
+
+@pytest.mark.parametrize("table", [ADVANTAGES, LOSSES])
+def test_every_name_has_its_function(table: Table) -> None:
+    assert [table.find(name).__name__ for name in table.own] == list(table.own)

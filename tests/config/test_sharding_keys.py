@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf.commands.key_reference import page
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
 
@@ -19,13 +18,14 @@ KEY = "actor.fsdp_config"
         (
             [f"{KEY}.amp_autocast.enabled=true"],
             [0],
-            f"{KEY}.amp_autocast.enabled=True must be false: updates must score actions as rollouts did; "
-            "set actor.model.precision=bf16",
+            f"command line: {KEY}.amp_autocast.enabled=True must be False, or left out: updates must score actions as "
+            "rollouts did: set actor.model.precision=bf16",
         ),
         (
             [f"{KEY}.grad_scaler.enabled=true"],
             [0],
-            f"{KEY}.grad_scaler.enabled=True must be false: bf16 and fp32 need no loss scaling",
+            f"command line: {KEY}.grad_scaler.enabled=True must be False, or left out: bf16 and fp32 need no "
+            "loss scaling",
         ),
         (
             [f"{KEY}.strategy=no_shard", f"{KEY}.cpu_offload=true"],
@@ -69,9 +69,3 @@ def test_unknown_words_are_refused():
         load_config("toy_ppo_compact", [f"{KEY}.sharding_strategy=full_sharding"], devices=[0])
     with pytest.raises(UserError, match=r"reduce_dtype"):
         load_config("toy_ppo_compact", [f"{KEY}.mixed_precision.reduce_dtype=fp8"], devices=[0])
-
-
-def test_no_key_of_the_block_is_without_effect_unsaid():
-    text = page()
-    block = text[text.index(f"`{KEY}`\n") : text.index("`collect`\n")]
-    assert "No effect yet" not in block

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlinf.commands import key_reference as reference
+from rlinf.commands import compat_page, key_reference
 from rlinf.commands.cli import app
 from rlinf.commands.plan_text import describe_plan
-from rlinf.compat.keys import DROPPED, RENAMED
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
@@ -169,11 +168,11 @@ def headings(page: Path) -> set[str]:
 
 
 def test_config_page_is_current() -> None:
-    assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == reference.page(), "run `make docs`"
+    assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == key_reference.page(), "run `make docs`"
 
 
 def test_config_page_says_what_is_read() -> None:
-    rows = {r.split("|")[1].strip(): r for r in reference.page().splitlines() if r.startswith("| `")}
+    rows = {r.split("|")[1].strip(): r for r in key_reference.page().splitlines() if r.startswith("| `")}
     assert "No effect" not in rows["`max_epochs`"]
     assert "No effect" in rows["`recompute_logprobs`"]
 
@@ -199,9 +198,6 @@ def test_placement_example_of_node_groups() -> None:
     assert " ".join(map(written, slots["actor"])) == "1:0 2:0"
 
 
-def test_old_names_are_listed() -> None:
+def test_the_tables_of_the_compatibility_page_are_current() -> None:
     text = (ROOT / "docs/compat.md").read_text(encoding="utf-8")
-    for old, new in RENAMED.items():
-        assert f"| `{old}` | {', '.join(f'`{n}`' for n in new)} |" in text
-    for old, why in DROPPED.items():
-        assert f"| `{old}` | {why} |" in text
+    assert compat_page.filled(text) == text, "run `make docs`"

@@ -73,7 +73,8 @@ TABLE = {
     ),
     "not an override": (
         ["train", "toy_ppo_compact", "runner.max_epochs"],
-        "command line: 'runner.max_epochs' is no override; write key=value, or ~key to remove a key",
+        "command line: 'runner.max_epochs' is not an override; write key=value, for example runner.max_steps=10, or "
+        "~key to remove a key",
     ),
     "unknown key": (
         ["train", "toy_ppo_compact", "runner.max_epoch=3"],

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rlinf.workers import actor
+from rlinf.compat import formulas
 from tests.runs import make_runner, toy_config
 
 OVERRIDES = [
@@ -38,6 +38,6 @@ def test_a_flipped_advantage_unlearns(tmp_path, monkeypatch):
         targets, metrics = compute_targets(*args, **kwargs)
         return replace(targets, advantages=-targets.advantages), metrics
 
-    compute_targets = actor.compute_targets
-    monkeypatch.setattr(actor, "compute_targets", flipped)
+    compute_targets = formulas.compute_targets
+    monkeypatch.setattr(formulas, "compute_targets", flipped)
     assert gain(tmp_path, "toy_grpo_openvlaoft_compact", 7) <= 0

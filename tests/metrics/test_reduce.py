@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlinf.algorithms.config import AlgorithmConfig
-from rlinf.algorithms.losses import compute_loss
+from rlinf.algorithms.losses import Batch, compute_loss
 from rlinf.data.types import PolicyEval
 from rlinf.metrics.names import find_metric
 from rlinf.metrics.reduce import VARIANCE_SUMS, Accumulator, explained_variance
@@ -72,14 +72,14 @@ def test_every_metric_of_the_losses_is_documented(loss_type: str) -> None:
     new = PolicyEval(logprobs=torch.zeros(4, 2, 3), values=torch.ones(4, 1), entropy=torch.ones(4, 2, 3))
     targets = Targets(advantages=torch.randn(4, 1), returns=torch.arange(4.0)[:, None], mask=None, mask_sum=None)
     cfg = AlgorithmConfig(loss_type=loss_type, entropy_bonus=0.1)
-    _, values = compute_loss(
-        cfg,
+    batch = Batch(
         new=new,
         old_logprobs=torch.zeros(4, 2, 3),
         old_values=torch.zeros(4, 1),
         targets=targets,
         max_episode_steps=None,
     )
+    _, values = compute_loss(batch, cfg)
     metrics = Accumulator()
     metrics.add_many(values)
     result = metrics.result()

@@ -1,0 +1,41 @@
+"""The tables of docs/compat.md that are made from the code: old names of keys, and published keys without effect.
+
+`python -m rlinf.commands.compat_page docs/compat.md` writes them between their markers (`make docs`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlinf.compat.keys import NO_EFFECT, RENAMED
+
+
+def tables() -> Iterator[tuple[str, str]]:
+    """Name of a marker and the table that stands there."""
+    rows = [f"| `{old}` | {', '.join(f'`{name}`' for name in new)} |" for old, new in RENAMED.items()]
+    yield "renamed", "\n".join(["| old | now |", "|---|---|", *rows])
+    rows = [f"| `{row.key}` | {_values(row.only)} | {row.why} |" for row in NO_EFFECT]
+    yield "no-effect", "\n".join(["| key | values accepted | why, and what to use instead |", "|---|---|---|", *rows])
+
+
+def filled(page: str) -> str:
+    """The page with every table between its markers."""
+    for name, table in tables():
+        begin, end = f"<!-- {name}: printed by `make docs` -->", f"<!-- end of {name} -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
+        if not pattern.search(page):
+            raise ValueError(f"the page has no place for the table {name}: {begin} ... {end}")
+        page = pattern.sub(lambda _, text=f"{begin}\n{table}\n{end}": text, page)
+    return page
+
+
+def _values(only: tuple) -> str:
+    return ", ".join(f"`{str(value).lower()}`" for value in only) or "any"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
