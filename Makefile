@@ -31,6 +31,9 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(VENV)/bin/codespell rlinf tests docs benchmarks tools requirements examples *.md
+	$(VENV)/bin/vulture
 
 docs: $(STAMP)
 	$(PY) -m rlinf.metrics.names > docs/metrics.md

@@ -1,0 +1,40 @@
+"""RLinf: reinforcement-learning post-training for vision-language-action robot policies.
+
+    import rlinf
+    cfg = rlinf.load_config("quickstart", ["runner.max_steps=2"])
+    result = rlinf.train(cfg)
+
+Names are imported when they are first used: `import rlinf` loads neither torch nor a simulator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlinf.api import Evaluation, LoadedPolicy, TrainResult, evaluate, load_config, load_policy, make_env, train
+
+__version__ = "0.1.0"
+__all__ = [
+    "Evaluation",
+    "LoadedPolicy",
+    "TrainResult",
+    "__version__",
+    "evaluate",
+    "load_config",
+    "load_policy",
+    "make_env",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rlinf' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module("rlinf.api"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,7 +19,7 @@ from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.errors import UserError
 from rlinf.metrics.episodes import summarise
 from rlinf.metrics.phases import Usage, step_metrics
-from rlinf.metrics.run_log import Listener
+from rlinf.metrics.run_log import RunListener
 from rlinf.metrics.stats import Rate
 from rlinf.placement.plan import Plan
 from rlinf.rollout_loop import roll_out
@@ -33,7 +33,7 @@ from rlinf.workers.rollout import RolloutWorker
 class Runner:
     """Owns the cluster and drives it; knows nothing of simulators, models or algorithms."""
 
-    def __init__(self, cfg: Config, plan: Plan, *, watch: Listener) -> None:
+    def __init__(self, cfg: Config, plan: Plan, *, watch: RunListener) -> None:
         self.cfg, self.plan, self.watch = cfg, plan, watch
         self.total_steps = total_steps(cfg)
         self.folder = Path(cfg.runner.logger.log_path) / cfg.runner.logger.experiment_name
@@ -42,6 +42,7 @@ class Runner:
         self.times: dict[str, float] = {}
         self.bytes = {"sync": 0, "offload": 0}
         self.copies_behind = math.inf  # updates since the last weight sync
+        self.last_checkpoint: Path | None = None
         self.resume_from = self._find_resume()  # before anything heavy: it may refuse
         self.cluster = make_cluster(cfg, plan)
         self.env = self._launch(EnvWorker, "env")  # first: it may refuse, and weights take long to load
@@ -144,7 +145,7 @@ class Runner:
             self.cluster.get(self.env.call("release", mode="eval"))
             return self._episodes()
 
-    def save(self) -> Path:
+    def save(self) -> Path | None:
         """A complete checkpoint of this step, or none."""
         states = self.cluster.get(self.env.call("state"))
         runner = {"step": self.global_step, "env": states}
@@ -155,7 +156,7 @@ class Runner:
             (folder / "runner.json").write_text(json.dumps(runner))
 
         with self.timed("save"), self.resident("actor"):
-            return save_checkpoint(
+            self.last_checkpoint = save_checkpoint(
                 self.folder / "checkpoints",
                 self.global_step,
                 write,
@@ -163,6 +164,7 @@ class Runner:
                 versions=versions(),
                 keep=self.cfg.runner.keep_checkpoints,
             )
+        return self.last_checkpoint
 
     def resume(self) -> None:
         """Continue from runner.resume_dir, exactly where that run stood."""

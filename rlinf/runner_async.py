@@ -13,7 +13,7 @@ from typing import Any
 
 from rlinf.config.schema import Config
 from rlinf.metrics.phases import Usage
-from rlinf.metrics.run_log import Listener
+from rlinf.metrics.run_log import RunListener
 from rlinf.placement.plan import Plan
 from rlinf.runner import Runner
 
@@ -33,7 +33,7 @@ class Rollout:
 class AsyncRunner(Runner):
     """The synchronous runner with rollouts ahead of their updates."""
 
-    def __init__(self, cfg: Config, plan: Plan, *, watch: Listener) -> None:
+    def __init__(self, cfg: Config, plan: Plan, *, watch: RunListener) -> None:
         super().__init__(cfg, plan, watch=watch)
         self.ahead: deque[Rollout] = deque()
         self.seconds: dict[str, list[Any]] = {}  # by role, of the rollout last used; futures

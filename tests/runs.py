@@ -10,7 +10,7 @@ from pathlib import Path
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
-from rlinf.metrics.run_log import Watch
+from rlinf.metrics.run_log import RunLog
 from rlinf.runner import Runner
 
 
@@ -21,7 +21,7 @@ def toy_config(folder: Path, *overrides: str, name: str = "toy_ppo_compact") -> 
 
 
 def make_runner(cfg: Config) -> Runner:
-    return Runner(cfg, make_plan(cfg, [0]), watch=Watch(cfg))
+    return Runner(cfg, make_plan(cfg, [0]), watch=RunLog(cfg))
 
 
 def is_alive(pid: int) -> bool:

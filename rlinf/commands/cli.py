@@ -7,13 +7,17 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would take the simulators' cores
 
 import typer
 
 from rlinf.errors import SimulatorError, UserError, WorkerDiedError
+
+if TYPE_CHECKING:
+    from rlinf.config.check import Purpose
+    from rlinf.config.schema import Config
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
 MISTAKE, SIMULATOR, DIVERGED, DIED, INTERRUPTED = 2, 3, 4, 5, 130  # exit statuses
@@ -43,9 +47,7 @@ Overrides = Annotated[
 @app.command(epilog="Example: rlinf train toy_ppo_compact runner.max_steps=2 runner.logger.log_path=logs/try")
 def train(config: ConfigName, overrides: Overrides = None) -> None:
     """Fine-tune a policy with reinforcement learning."""
-    from rlinf.config.load import load_config
-
-    cfg = load_config(config, overrides or [], purpose="train")
+    cfg = _load(config, overrides, "train")
     from rlinf.commands import jobs
 
     if cfg.runner.only_eval:
@@ -60,9 +62,7 @@ def train(config: ConfigName, overrides: Overrides = None) -> None:
 )
 def evaluate(config: ConfigName, overrides: Overrides = None) -> None:
     """Play the held-out trials and report success with counts and 95 % intervals."""
-    from rlinf.config.load import load_config
-
-    cfg = load_config(config, overrides or [], purpose="eval")
+    cfg = _load(config, overrides, "eval")
     from rlinf.commands import jobs
 
     jobs.evaluate(cfg)
@@ -71,9 +71,7 @@ def evaluate(config: ConfigName, overrides: Overrides = None) -> None:
 @app.command(epilog="Example: rlinf collect quickstart collect.episodes_per_task=10 collect.output=data/demos")
 def collect(config: ConfigName, overrides: Overrides = None) -> None:
     """Make demonstrations with scripted experts (LeRobot v3 layout)."""
-    from rlinf.config.load import load_config
-
-    cfg = load_config(config, overrides or [], purpose="collect")
+    cfg = _load(config, overrides, "collect")
     from rlinf.commands import jobs
 
     jobs.collect(cfg)
@@ -82,9 +80,7 @@ def collect(config: ConfigName, overrides: Overrides = None) -> None:
 @app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")
 def sft(config: ConfigName, overrides: Overrides = None) -> None:
     """Train a policy on demonstrations by imitation."""
-    from rlinf.config.load import load_config
-
-    cfg = load_config(config, overrides or [], purpose="sft")
+    cfg = _load(config, overrides, "sft")
     from rlinf.commands import jobs
 
     jobs.sft(cfg)
@@ -95,9 +91,8 @@ def plan(config: ConfigName, overrides: Overrides = None) -> None:
     """Show where everything would run, the batch arithmetic and a memory estimate; starts nothing."""
     from rlinf.commands.plan_text import describe_plan
     from rlinf.config.derived import make_plan
-    from rlinf.config.load import load_config
 
-    cfg = load_config(config, overrides or [], purpose="plan")
+    cfg = _load(config, overrides, "plan")
     typer.echo(describe_plan(cfg, make_plan(cfg)))
 
 
@@ -110,9 +105,7 @@ def bench(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write every number.")] = None,
 ) -> None:
     """Train a few steps, show where their time goes and name the bottleneck; keeps nothing."""
-    from rlinf.config.load import load_config
-
-    cfg = load_config(config, overrides or [], purpose="train")
+    cfg = _load(config, overrides, "train")
     from rlinf.commands.bench import run_bench
 
     run_bench(cfg, steps=steps, warmup=warmup, output=json)
@@ -189,6 +182,13 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         _leave_now()
     sys.exit(status)
+
+
+def _load(config: str, overrides: list[str] | None, purpose: Purpose) -> Config:
+    """The checked config; only then are torch and the rest imported, so that a mistake is told within a second."""
+    from rlinf.config.load import load_config
+
+    return load_config(config, overrides or [], purpose=purpose)
 
 
 def _refused(error: object, status: int) -> int:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +24,11 @@ def filled(page: str) -> str:
     """The page with every table between its markers."""
     for name, table in tables():
         begin, end = f"<!-- {name}: printed by `make docs` -->", f"<!-- end of {name} -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
-        if not pattern.search(page):
+        before, found, rest = page.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
             raise ValueError(f"the page has no place for the table {name}: {begin} ... {end}")
-        page = pattern.sub(lambda _, text=f"{begin}\n{table}\n{end}": text, page)
+        page = f"{before}{begin}\n{table}\n{end}{after}"
     return page
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from rlinf.config.derived import make_plan
 from rlinf.config.schema import Config
+from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec
 from rlinf.metrics.episodes import summarise
 from rlinf.metrics.loggers import MetricLogger
-from rlinf.metrics.run_log import Listener, Watch
+from rlinf.metrics.run_log import RunListener, RunLog
 from rlinf.placement.plan import Plan
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner
@@ -20,18 +22,20 @@ from rlinf.storage.step_checkpoint import step_of
 STOPPED_BY_SIGNAL = 143  # exit status of a run that saved and left because of SIGTERM
 
 
-def train(cfg: Config) -> None:
-    """Train, with everything written below runner.logger.log_path."""
-    runner = make_runner(cfg, make_plan(cfg), Watch(cfg))
+def train(cfg: Config) -> tuple[Runner, RunLog]:
+    """Train, with everything written below runner.logger.log_path; runner and log, both closed, tell where it ended."""
+    log = RunLog(cfg)
+    runner = make_runner(cfg, make_plan(cfg), log)
     try:
         train_to_the_end(runner)
     finally:
         runner.close()
+    return runner, log
 
 
-def make_runner(cfg: Config, plan: Plan, watch: Listener) -> Runner:
+def make_runner(cfg: Config, plan: Plan, log: RunListener) -> Runner:
     """Rollouts and updates in turn, or side by side where runner.max_staleness allows it."""
-    return (AsyncRunner if cfg.runner.max_staleness > 0 else Runner)(cfg, plan, watch=watch)
+    return (AsyncRunner if cfg.runner.max_staleness > 0 else Runner)(cfg, plan, watch=log)
 
 
 def train_to_the_end(runner: Runner) -> None:
@@ -41,29 +45,30 @@ def train_to_the_end(runner: Runner) -> None:
         sys.exit(STOPPED_BY_SIGNAL)
 
 
-def evaluate(cfg: Config) -> dict[str, float]:
+def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
     """Play the held-out trials once; prints the rate and writes eval/step_N.json, N being the checkpoint's step."""
     if cfg.runner.eval_expert:
         return evaluate_expert(cfg)
-    runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
+    log = RunLog(cfg)
+    runner = Runner(cfg, make_plan(cfg), watch=log)
     try:
         runner.global_step = step_of(cfg.runner.ckpt_path)
-        return runner.evaluate()
+        return runner.evaluate(), log.last_records
     finally:
         runner.close()
 
 
-def evaluate_expert(cfg: Config) -> dict[str, float]:
+def evaluate_expert(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
     """The same trials, played by the simulator's scripted expert; writes eval/step_0.json."""
     from rlinf.demos.player import play_trials
 
-    watch, env = Watch(cfg), cfg.env.eval
+    log, env = RunLog(cfg), cfg.env.eval
     try:
         records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
-        watch.evaluated(0, records, groups)
-        return {f"eval/{name}": value for name, value in summarise(records, groups).items()}
+        log.evaluated(0, records, groups)
+        return {f"eval/{name}": value for name, value in summarise(records, groups).items()}, records
     finally:
-        watch.close()
+        log.close()
 
 
 def collect(cfg: Config) -> Path:

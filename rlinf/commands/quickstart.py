@@ -23,7 +23,7 @@ from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.metrics.report import write_report
-from rlinf.metrics.run_log import Watch
+from rlinf.metrics.run_log import RunLog
 from rlinf.metrics.stats import Rate
 from rlinf.runner import Runner
 from rlinf.runtime.cluster import check_backend
@@ -84,7 +84,7 @@ def _constant_action(cfg: Config, dataset: Path) -> Rate:
 
 def _improve(cfg: Config) -> tuple[Rate, Rate, list[int]]:
     """Evaluate, train, evaluate again: one runner, the same trials, the same sampler."""
-    runner = Runner(cfg, make_plan(cfg), watch=Watch(cfg))
+    runner = Runner(cfg, make_plan(cfg), watch=RunLog(cfg))
     try:
         before, ids = _evaluate(runner)
         jobs.train_to_the_end(runner)

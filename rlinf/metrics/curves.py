@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 STYLE = """
 :root { --ink: #1c2330; --dim: #667085; --rule: #e3e7ee; --paper: #ffffff; --card: #f7f8fa;
@@ -59,9 +58,8 @@ def curve_svg(
     percent: bool = False,
     width: int = 640,
     height: int = 300,
-    standalone: bool = False,
 ) -> str:
-    """One chart; `percent` shows shares on a fixed axis of 0 to 100 %, `standalone` brings its own colours."""
+    """One chart; `percent` shows shares on a fixed axis of 0 to 100 %."""
     drawn = [_thin(s) for s in series if s.points]
     if not drawn:
         raise ValueError(f"chart {title!r} has no points")
@@ -71,24 +69,8 @@ def curve_svg(
         body += _line(axes, one, f"var(--c{index % 4})", percent)
     if len(drawn) > 1:
         body += _legend(drawn)
-    style = f"<style>{STYLE}</style>" if standalone else ""
-    size = f'viewBox="0 0 {width} {height}"' + (f' width="{width}" height="{height}"' if standalone else "")
-    back = f'<rect width="{width}" height="{height}" fill="var(--paper)"/>' if standalone else ""
-    label = escape(title, quote=True)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" aria-label="{label}" {size}>'
-        + style
-        + back
-        + "".join(body)
-        + "</svg>"
-    )
-
-
-def write_curve_svg(path: Path, series: Sequence[Series], *, title: str, percent: bool = True) -> Path:
-    """A picture of its own, e.g. for a README."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(curve_svg(series, title=title, percent=percent, standalone=True) + "\n", encoding="utf-8")
-    return path
+    about = f'role="img" aria-label="{escape(title, quote=True)}" viewBox="0 0 {width} {height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" {about}>{"".join(body)}</svg>'
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Literal, SupportsFloat
 VARIANCE_SUMS = ("count", "returns_sum", "returns_sq_sum", "errors_sum", "errors_sq_sum")
 """Sums a critic loss reports as `critic/variance/<one of these>`; they give the exact `critic/explained_variance`."""
 
-Kind = Literal["mean", "sum", "max", "min"]
+Kind = Literal["mean", "sum", "max"]
 
 
 @dataclass
@@ -31,8 +31,7 @@ class Cell:
         for cell in (self, other):
             if math.isnan(cell.value):
                 return cell  # so that a broken batch or rank shows
-        pick = max if self.kind == "max" else min
-        return pick(self, other, key=lambda cell: cell.value)
+        return max(self, other, key=lambda cell: cell.value)
 
 
 @dataclass
@@ -61,10 +60,6 @@ class Accumulator:
     def add_max(self, name: str, value: SupportsFloat) -> None:
         """The largest counts: a gap, or the seconds of the slowest rank."""
         self._put(name, Cell("max", float(value), 1.0))
-
-    def add_min(self, name: str, value: SupportsFloat) -> None:
-        """The smallest counts."""
-        self._put(name, Cell("min", float(value), 1.0))
 
     def merge(self, other: Accumulator) -> None:
         """Take in another batch's or another rank's values."""

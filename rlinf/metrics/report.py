@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from rlinf.errors import UserError
 from rlinf.metrics.console import PHASES
-from rlinf.metrics.curves import STYLE, Series, curve_svg, write_curve_svg
+from rlinf.metrics.curves import STYLE, Series, curve_svg
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.names import CANONICAL, GROUPS, METRICS
 from rlinf.metrics.stats import Rate
@@ -80,13 +80,6 @@ def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
         encoding="utf-8",
     )
     return out
-
-
-def write_success_svg(run_dir: Path, path: Path, *, title: str) -> Path:
-    """The run's success curve as a picture of its own, e.g. for a README."""
-    metrics = run_dir / "metrics.jsonl"
-    rows = read_jsonl(metrics) if metrics.exists() else []
-    return write_curve_svg(path, _success_series(rows, _read_evaluations(run_dir)), title=title)
 
 
 def _read_evaluations(run_dir: Path) -> list[Evaluation]:

@@ -1,4 +1,4 @@
-"""Watch: everything that shows a run while it happens: metric loggers, console, evaluation files, report."""
+"""RunLog: everything that shows a run while it happens: metric loggers, console, evaluation files, report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     """Whoever a runner tells what happens."""
 
     def start(self, first_step: int, total_steps: int) -> None: ...
@@ -35,8 +35,8 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
 
-class Watch:
-    """Given metrics and episode records, tells everyone who listens."""
+class RunLog:
+    """Writes metrics and episode records of one run below runner.logger.log_path, and shows them on the console."""
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
@@ -49,6 +49,8 @@ class Watch:
             raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
+        self.last_metrics: dict[str, float] = {}  # of the last training step
+        self.last_records: Sequence[EpisodeRecord] = ()  # of the last evaluation
 
     def start(self, first_step: int, total_steps: int) -> None:
         """Called once the run knows where it begins; a resumed run drops what later steps had logged."""
@@ -56,6 +58,7 @@ class Watch:
         self._open(first_step)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.last_metrics = metrics
         self._open(step).log(step, metrics)
         self.console.step(step, metrics)
 
@@ -66,6 +69,7 @@ class Watch:
 
         Those of single tasks are shown where the evaluation is all there is to see.
         """
+        self.last_records = records
         folder = self.folder / "eval"
         folder.mkdir(exist_ok=True)
         rate = Rate.of(r.success_once for r in records)

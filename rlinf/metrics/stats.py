@@ -49,7 +49,3 @@ class Rate:
         if not self.trials:
             return "0/0 (no trials)"
         return f"{self.successes}/{self.trials} = {100 * self.rate:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
-    def is_disjoint(self, other: Rate) -> bool:
-        """True when the two intervals do not overlap."""
-        return self.low > other.high or other.low > self.high

@@ -9,9 +9,9 @@ import pytest
 
 from rlinf.config.schema import LoggerConfig
 from rlinf.errors import UserError
-from rlinf.metrics.curves import Series, curve_svg, nice_ticks, write_curve_svg
+from rlinf.metrics.curves import Series, curve_svg, nice_ticks
 from rlinf.metrics.loggers import MetricLogger
-from rlinf.metrics.report import write_report, write_success_svg
+from rlinf.metrics.report import write_report
 
 
 def make_run(folder: Path) -> None:
@@ -78,13 +78,6 @@ def test_links_follow_the_page(tmp_path: Path) -> None:
     assert 'href="../run/eval/step_2.json"' in page.read_text(encoding="utf-8")
 
 
-def test_success_picture_of_a_run(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    picture = write_success_svg(tmp_path, tmp_path / "curve.svg", title="handle-press").read_text(encoding="utf-8")
-    assert "evaluation, 95 % interval, 10: 75.0 %" in picture
-    assert "training episodes, 4: 100.0 %" in picture
-
-
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds nothing to report"):
         write_report(tmp_path)
@@ -115,13 +108,6 @@ def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
 def test_a_chart_without_points_is_refused() -> None:
     with pytest.raises(ValueError, match="'t' has no points"):
         curve_svg([Series("a", [])], title="t")
-
-
-def test_standalone_picture_brings_its_colours(tmp_path: Path) -> None:
-    path = write_curve_svg(tmp_path / "docs" / "curve.svg", [Series("a", [(0, 0.1), (1, 0.9)])], title="t")
-    text = path.read_text(encoding="utf-8")
-    assert ElementTree.fromstring(text).attrib["width"] == "640"
-    assert "prefers-color-scheme: dark" in text
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,3 @@ def test_rate_shows_counts_and_interval() -> None:
     assert str(Rate(0, 0)) == "0/0 (no trials)"
     assert Rate.of([True, False, True]) == Rate(2, 3)
     assert asdict(Rate(1, 4))["rate"] == 0.25
-
-
-def test_disjoint_intervals() -> None:
-    assert Rate(33, 128).is_disjoint(Rate(109, 128))
-    assert Rate(109, 128).is_disjoint(Rate(33, 128))
-    assert not Rate(60, 128).is_disjoint(Rate(68, 128))

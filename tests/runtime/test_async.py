@@ -12,7 +12,7 @@ from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
-from rlinf.metrics.run_log import Watch
+from rlinf.metrics.run_log import RunLog
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner
 from tests.runs import toy_config
@@ -24,7 +24,7 @@ STALE = ["runner.max_staleness=1", "algorithm.loss_type=decoupled_actor_critic"]
 def run(folder: Path, address: str, *overrides: str) -> tuple[list[dict[str, float]], Runner]:
     """A whole run; what metrics.jsonl says but for times."""
     cfg = toy_config(folder, f"cluster.ray_address={address}", *APART, "actor.micro_batch_size=16", *overrides)
-    runner = make_runner(cfg, make_plan(cfg), Watch(cfg))
+    runner = make_runner(cfg, make_plan(cfg), RunLog(cfg))
     try:
         runner.train()
     finally:

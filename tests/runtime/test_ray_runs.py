@@ -11,14 +11,14 @@ import torch
 from rlinf.config.derived import make_plan
 from rlinf.config.schema import Config
 from rlinf.data.types import Trajectory
-from rlinf.metrics.run_log import Watch
+from rlinf.metrics.run_log import RunLog
 from rlinf.runner import Runner
 from tests.runs import toy_config, wait_gone
 
 
 def train(cfg: Config, *, devices: list[int] | None = None) -> tuple[list[dict[str, float]], Runner]:
     """A whole run of two steps; what metrics.jsonl says but for times."""
-    runner = Runner(cfg, make_plan(cfg, devices), watch=Watch(cfg))
+    runner = Runner(cfg, make_plan(cfg, devices), watch=RunLog(cfg))
     try:
         runner.train()
     finally:
@@ -71,7 +71,7 @@ TWO_RANKS = ["cluster.virtual_devices=2", "cluster.component_placement={'actor,e
 
 def play(cfg: Config, *, devices: list[int] | None = None) -> tuple[list[Trajectory], list[dict[str, float]]]:
     """The experience and the metrics of two training steps."""
-    runner = Runner(cfg, make_plan(cfg, devices), watch=Watch(cfg))
+    runner = Runner(cfg, make_plan(cfg, devices), watch=RunLog(cfg))
     experience, metrics = [], []
     try:
         for step in range(2):

@@ -1,0 +1,179 @@
+"""The Python API: what the commands do, as functions (docs/api.md). `import rlinf` offers every name of this file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+import numpy as np
+import torch
+
+from rlinf.commands import jobs
+from rlinf.commands.export import stored_settings
+from rlinf.config.load import load_config
+from rlinf.config.schema import Config
+from rlinf.data.noise import Noise
+from rlinf.data.types import EpisodeRecord, Moment, Observation
+from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.envs.vec import VecEnv
+from rlinf.errors import UserError
+from rlinf.metrics.stats import Rate
+from rlinf.models.config import PolicySpec
+from rlinf.models.policy import Policy, find_policy
+from rlinf.storage.step_checkpoint import policy_folder, verify_ckpt_path
+
+if TYPE_CHECKING:
+    from rlinf.envs.gymnasium_env import GymnasiumVectorEnv
+
+__all__ = ["Evaluation", "LoadedPolicy", "TrainResult", "evaluate", "load_config", "load_policy", "make_env", "train"]
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training run left behind."""
+
+    folder: Path  # of its files: metrics.jsonl, report.html, eval/
+    steps: int  # training steps done, those of a resumed run included
+    metrics: dict[str, float]  # of the last step; docs/metrics.md names them
+    checkpoint: Path | None  # the last one saved, for runner.ckpt_path, resume_dir or load_policy
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found."""
+
+    success: Rate  # episodes that were solved, with their 95 % interval
+    metrics: dict[str, float]  # docs/metrics.md names them
+    episodes: tuple[EpisodeRecord, ...]  # one per held-out trial
+
+
+def train(cfg: Config) -> TrainResult:
+    """Train a policy; everything is written below runner.logger.log_path."""
+    runner, log = jobs.train(cfg)
+    return TrainResult(log.folder, runner.global_step, log.last_metrics, runner.last_checkpoint)
+
+
+def evaluate(cfg: Config) -> Evaluation:
+    """Play the held-out trials once. Load `cfg` with `purpose="eval"`; runner.ckpt_path names the policy."""
+    metrics, episodes = jobs.evaluate(cfg)
+    return Evaluation(Rate.of(e.success_once for e in episodes), metrics, tuple(episodes))
+
+
+class LoadedPolicy:
+    """A policy that acts: camera images and an instruction in, a chunk of actions out."""
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        self._policy, self._seed, self._calls = policy, seed, 0
+
+    @property
+    def spec(self) -> PolicySpec:
+        """What the policy reads and gives."""
+        return self._policy.spec
+
+    def act(
+        self,
+        images: Array,
+        *,
+        instruction: str | Sequence[str],
+        state: Array | None = None,
+        wrist_images: Array | None = None,
+    ) -> Array:
+        """Actions f32 [C, A] of the deterministic sampler, in the units of the robot; with a batch f32 [B, C, A].
+
+        images: u8 [H, W, 3] or [B, H, W, 3]; wrist_images: u8 [N, h, w, 3] or [B, N, h, w, 3]; state: f32 [S] or
+        [B, S]. Its noise depends on the seed and on the number of calls since the last `reset` alone.
+        """
+        single = images.ndim == 3
+        texts = [instruction] * (1 if single else len(images)) if isinstance(instruction, str) else list(instruction)
+
+        def tensor(x: Array | None) -> torch.Tensor | None:
+            return None if x is None else torch.from_numpy(np.ascontiguousarray(x[None] if single else x))
+
+        pixels = tensor(images)
+        assert pixels is not None
+        if len(texts) != len(pixels):
+            raise ValueError(f"{len(texts)} instructions for {len(pixels)} images")
+        device = next(self._policy.parameters()).device
+        obs = Observation(pixels, tensor(wrist_images), tensor(state), texts).to(device)
+        at = Moment(0, 0, self._calls)
+        noise = Noise(seed=self._seed, at=at, env_ids=range(len(texts)), device=device, stream="eval")
+        with torch.no_grad():
+            actions = self._policy.predict(obs, mode="eval", noise=noise).actions.float().cpu().numpy()
+        self._calls += 1
+        return actions[0] if single else actions
+
+    def reset(self) -> None:
+        """Begin a new episode: the next call draws the first call's noise."""
+        self._calls = 0
+
+
+def load_policy(path: str | Path, *, device: str = "cpu", seed: int = 0) -> LoadedPolicy:
+    """The policy of a checkpoint (`global_step_N`), of `rlinf sft` or of `rlinf export`."""
+    verify_ckpt_path(str(path), key="path")
+    folder = policy_folder(str(path))
+    if folder is None:
+        raise UserError(f"path={path} is a file; pass the folder global_step_N or a policy folder")
+    cfg = stored_settings(folder)
+    return LoadedPolicy(find_policy(cfg.model_type).build(cfg, torch.device(device)), seed)
+
+
+@overload
+def make_env(
+    config: Config | str,
+    *,
+    mode: Literal["train", "eval"] = "train",
+    num_envs: int | None = None,
+    chunk_size: int = 1,
+    overrides: Sequence[str] = (),
+    gymnasium: Literal[False] = False,
+) -> VecEnv: ...
+
+
+@overload
+def make_env(
+    config: Config | str,
+    *,
+    mode: Literal["train", "eval"] = "train",
+    num_envs: int | None = None,
+    chunk_size: int = 1,
+    overrides: Sequence[str] = (),
+    gymnasium: Literal[True],
+) -> GymnasiumVectorEnv: ...
+
+
+def make_env(
+    config: Config | str,
+    *,
+    mode: Literal["train", "eval"] = "train",
+    num_envs: int | None = None,
+    chunk_size: int = 1,
+    overrides: Sequence[str] = (),
+    gymnasium: bool = False,
+) -> VecEnv | GymnasiumVectorEnv:
+    """The environments of a config or recipe, each simulator in processes of its own; close them after use.
+
+    VecEnv takes chunks of `chunk_size` actions; with `gymnasium=True` one action per step, as a
+    gymnasium.vector.VectorEnv whose episodes restart by themselves.
+    """
+    cfg = load_config(config, overrides, purpose="collect") if isinstance(config, str) else config
+    env = cfg.env.train if mode == "train" else cfg.env.eval
+    env = replace(env, total_num_envs=num_envs or env.total_num_envs, auto_reset=env.auto_reset or gymnasium)
+    spec = env_spec(env, f"env.{mode}")
+    envs = VecEnv(
+        env,
+        spec,
+        num_envs=env.total_num_envs,
+        mode=mode,
+        chunk_size=1 if gymnasium else chunk_size,
+        seed=cfg.runner.seed + env.seed,
+        trials=eval_trials(env, spec) if mode == "eval" else None,
+    )
+    if not gymnasium:
+        return envs
+    from rlinf.envs.gymnasium_env import GymnasiumVectorEnv
+
+    return GymnasiumVectorEnv(envs)
