@@ -29,12 +29,7 @@ class Metric:
 
 
 _TRAIN = (
-    Metric(
-        "train/actor/policy_loss",
-        "loss",
-        "clipped policy objective (PPO, GRPO)",
-        aliases=("actor/loss",),
-    ),
+    Metric("train/actor/policy_loss", "loss", "clipped policy objective (PPO, GRPO)", aliases=("actor/loss",)),
     Metric("train/actor/policy_loss_abs", "loss", "mean absolute value of the policy loss per entry"),
     Metric(
         "train/actor/total_loss",
@@ -79,12 +74,7 @@ _TRAIN = (
     ),
     Metric("train/actor/skipped_steps", "count", "optimiser steps skipped because the gradient was not finite", "sum"),
     Metric("train/actor/optimizer_steps", "count", "optimiser steps taken in this training step", "sum"),
-    Metric(
-        "train/critic/value_loss",
-        "loss",
-        "clipped Huber loss of the values",
-        aliases=("actor/value_loss",),
-    ),
+    Metric("train/critic/value_loss", "loss", "clipped Huber loss of the values", aliases=("actor/value_loss",)),
     Metric(
         "train/critic/value_clip_ratio",
         "share",
@@ -163,11 +153,9 @@ _EVAL = (
 
 def _worker_rows(role: str) -> tuple[Metric, ...]:
     return (
-        Metric(f"time/{role}/onload", "s", f"{role} workers coming back to their devices", "slowest rank"),
-        Metric(f"time/{role}/offload", "s", f"{role} workers leaving their devices to others", "slowest rank"),
-        Metric(
-            f"time/{role}/busy", "s", f"all calls of an {role} worker while training, waiting excluded", "slowest rank"
-        ),
+        _timer(f"{role}/onload", f"{role} workers coming back to their devices"),
+        _timer(f"{role}/offload", f"{role} workers leaving their devices to others"),
+        _timer(f"{role}/busy", f"all calls of an {role} worker while training, waiting excluded"),
         Metric(
             f"time/{role}/slowest_rank",
             "rank",
@@ -183,58 +171,40 @@ def _worker_rows(role: str) -> tuple[Metric, ...]:
     )
 
 
+def _timer(name: str, meaning: str, *aliases: str) -> Metric:
+    return Metric(f"time/{name}", "s", meaning, "slowest rank", aliases)
+
+
 _TIME = (
-    Metric("time/step", "s", "whole training step, evaluation included, saving not", "slowest rank"),
-    Metric("time/sync_weights", "s", "weights from actor to rollout", "slowest rank"),
-    Metric("time/offload", "s", "components leaving their devices and coming back", "slowest rank"),
-    Metric("time/generate_rollouts", "s", "the rollout loop: simulators and policy", "slowest rank"),
-    Metric("time/cal_adv_and_returns", "s", "masks, advantages, returns", "slowest rank"),
-    Metric("time/actor_training", "s", "all update epochs", "slowest rank"),
-    Metric("time/eval", "s", "evaluation", "slowest rank"),
-    Metric("time/save", "s", "writing the checkpoint of the step before, logged with this one", "slowest rank"),
-    Metric("time/env/interact", "s", "env workers in the rollout loop: starting episodes and stepping", "slowest rank"),
-    Metric("time/env/env_interact_step", "s", "executing chunks of actions", "slowest rank"),
-    Metric(
-        "time/env/bootstrap_step",
-        "s",
-        "the observations rollouts start from, resets included",
-        "slowest rank",
-        aliases=("time/env/env/bootstrap_step",),
+    _timer("step", "whole training step, evaluation included, saving not"),
+    _timer("sync_weights", "weights from actor to rollout"),
+    _timer("offload", "components leaving their devices and coming back"),
+    _timer("generate_rollouts", "the rollout loop: simulators and policy"),
+    _timer("cal_adv_and_returns", "masks, advantages, returns"),
+    _timer("actor_training", "all update epochs"),
+    _timer("eval", "evaluation"),
+    _timer("save", "writing the checkpoint of the step before, logged with this one"),
+    _timer("env/interact", "env workers in the rollout loop: starting episodes and stepping"),
+    _timer("env/env_interact_step", "executing chunks of actions"),
+    _timer(
+        "env/bootstrap_step", "the observations rollouts start from, resets included", "time/env/env/bootstrap_step"
     ),
-    Metric("time/env/evaluate", "s", "env workers in the evaluation", "slowest rank"),
-    Metric(
-        "time/rollout/generate",
-        "s",
-        "rollout workers in the rollout loop: acting and valuing",
-        "slowest rank",
-        aliases=("time/rollout/rollout/generate",),
+    _timer("env/evaluate", "env workers in the evaluation"),
+    _timer(
+        "rollout/generate", "rollout workers in the rollout loop: acting and valuing", "time/rollout/rollout/generate"
     ),
-    Metric("time/rollout/predict", "s", "the policy acts, replay inputs stored", "slowest rank"),
-    Metric("time/rollout/last_values", "s", "values of the observations rollouts end with", "slowest rank"),
-    Metric(
-        "time/rollout/send_rollout_trajectories",
-        "s",
+    _timer("rollout/predict", "the policy acts, replay inputs stored"),
+    _timer("rollout/last_values", "values of the observations rollouts end with"),
+    _timer(
+        "rollout/send_rollout_trajectories",
         "experience made ready for the actor; next to nothing where it is read in place",
-        "slowest rank",
-        aliases=("time/env/env/send_rollout_trajectories",),
+        "time/env/env/send_rollout_trajectories",
     ),
-    Metric("time/rollout/sync_model_from_actor", "s", "taking the actor's weights", "slowest rank"),
-    Metric("time/rollout/evaluate", "s", "rollout workers in the evaluation", "slowest rank"),
-    Metric(
-        "time/actor/sync_model_to_rollout",
-        "s",
-        "sending the weights",
-        "slowest rank",
-        aliases=("time/actor/actor/sync_model_to_rollout",),
-    ),
-    Metric(
-        "time/actor/compute_adv",
-        "s",
-        "taking the experience; masks, advantages, returns",
-        "slowest rank",
-        aliases=("time/actor/actor/compute_adv",),
-    ),
-    Metric("time/actor/run_training", "s", "all update epochs", "slowest rank"),
+    _timer("rollout/sync_model_from_actor", "taking the actor's weights"),
+    _timer("rollout/evaluate", "rollout workers in the evaluation"),
+    _timer("actor/sync_model_to_rollout", "sending the weights", "time/actor/actor/sync_model_to_rollout"),
+    _timer("actor/compute_adv", "taking the experience; masks, advantages, returns", "time/actor/actor/compute_adv"),
+    _timer("actor/run_training", "all update epochs"),
     *(row for role in ("env", "rollout", "actor") for row in _worker_rows(role)),
     Metric(
         "time/device_idle_mean", "share", "time of a step in which neither policy nor learner used a device", "mean"
