@@ -13,7 +13,7 @@ from rlinf.config.derived import chunks_per_rollout, make_plan, rollout_size, vi
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
-from rlinf.errors import UserError, did_you_mean
+from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
 from rlinf.placement.plan import Plan
@@ -23,7 +23,6 @@ from rlinf.storage.step_checkpoint import verify_ckpt_path
 logger = logging.getLogger(__name__)
 
 Purpose = Literal["train", "eval", "sft", "collect", "plan", "quickstart"]
-LOGGERS = ("tensorboard", "wandb", "swanlab")
 ARM_POSE = 7  # position, rotation, gripper: envs/bridge.py drops the rotation for simulators that take none
 PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 
@@ -79,10 +78,6 @@ def _check_runner(cfg: Config) -> None:
             f"runner.resume_dir={runner.resume_dir} continues a training run; evaluate a checkpoint with "
             "runner.ckpt_path=<...>/global_step_N"
         )
-    for name in runner.logger.logger_backends:
-        if name not in LOGGERS:
-            near = did_you_mean(name, LOGGERS)
-            raise UserError(f"runner.logger.logger_backends: unknown {name!r}{near}; available: {', '.join(LOGGERS)}")
 
 
 def _check_weights(cfg: Config, purpose: Purpose) -> None:

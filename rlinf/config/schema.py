@@ -48,8 +48,8 @@ class LoggerConfig:
     """Project that Weights & Biases and SwanLab file the run under."""
     experiment_name: str = "run"
     """Sub-folder of log_path that holds the checkpoints."""
-    logger_backends: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Any of tensorboard, wandb, swanlab; metrics.jsonl is always written."""
+    logger_backends: list[Literal["tensorboard", "wandb", "swanlab"]] = field(default_factory=lambda: ["tensorboard"])
+    """Where curves are shown; metrics.jsonl is always written."""
     wandb_mode: Literal["online", "offline", "disabled"] = "offline"
     """offline keeps the run in log_path, for `wandb sync` later."""
     wandb_entity: str | None = None

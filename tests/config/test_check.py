@@ -130,8 +130,8 @@ TABLE = [
     ),
     (
         ["runner.logger.logger_backends=[tensorbord]"],
-        "runner.logger.logger_backends: unknown 'tensorbord' (did you mean 'tensorboard'?); available: "
-        "tensorboard, wandb, swanlab",
+        "command line: runner.logger.logger_backends=['tensorbord'] must be a list, each item 'tensorboard' or 'wandb' "
+        "or 'swanlab'",
     ),
     (
         ["reward.use_reward_model=true"],

@@ -75,11 +75,6 @@ def test_an_undocumented_metric_is_refused(tmp_path: Path) -> None:
         open_logger(tmp_path).log(1, {"env/retrun": 1.0})
 
 
-def test_an_unknown_backend_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'wandbb' is not one of tensorboard, wandb, swanlab; nearest is 'wandb'"):
-        open_logger(tmp_path, "wandbb")
-
-
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "swanlab"])
 def test_a_missing_package_names_the_extra(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loggers, "find_spec", lambda package: None)
