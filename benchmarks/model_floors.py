@@ -18,7 +18,7 @@ from rlinf.models.openpi.config import Config as PiConfig
 from rlinf.models.openvla.config import Config as OpenVlaConfig
 from rlinf.models.prismatic.architecture import Architecture as PrismaticArchitecture
 from rlinf.models.prismatic.architecture import Tower
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.base_config import PrismaticConfig
 
 BYTES = {"bf16": 2, "fp32": 4}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rlinf.models.files.weights import plain_targets, prepare
+from rlinf.models.files.weights import plain_state, prepare_load
 from rlinf.models.prismatic.architecture import BASE, Architecture
 from rlinf.models.prismatic.model import PrismaticNet
 from rlinf.models.prismatic.weights import SIDE, published_names
@@ -40,7 +40,7 @@ def tiny_net(
     if film:
         files.append((oft / "film.safetensors", ""))  # adds to the backbone instead of replacing it
     rename = published_names(net.arch, prefix="")
-    prepare(plain_targets(net), golden / "openvla_tiny", rename=rename, side=files).run()
+    prepare_load(plain_state(net), golden / "openvla_tiny", rename=rename, side=files).run()
     return net
 
 

@@ -50,7 +50,6 @@ def policy_spec(name: str, columns: int, chunk: int) -> PolicySpec:
         has_value=False,
         values_per_chunk=1,
         critic_state_dim=0,
-        trainable="all",
         binary_gripper=name in TOKEN_POLICIES,
     )
 

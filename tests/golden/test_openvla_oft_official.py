@@ -10,12 +10,13 @@ from prismatic_tiny_model import OFT, counted, full_images, tiny_net
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from rlinf.models.prismatic import actions
-from rlinf.models.prismatic.constants import EMPTY_TOKEN, EOS, IGNORE_INDEX
-from rlinf.models.prismatic.statistics import Statistics
+from rlinf.models.prismatic import action_bins
+from rlinf.models.prismatic.folder import ColumnRanges
 from rlinf.models.prismatic.weights import published_names
 
 K, D = 8, 7
+EMPTY_TOKEN, EOS = 29871, 2  # of Llama-2
+IGNORE_INDEX = -100  # label of a position without a target
 CASES = {
     "l1": {"proprio_dim": 8, "regression": (K, D)},
     "discrete": {},
@@ -53,9 +54,9 @@ def test_inference(case, io, golden_dir, max_delta):
     if net.regression:
         normalized = net.regress(hidden)[0]
     else:
-        normalized = actions.decode(net.action_logits(hidden).argmax(-1)).view(K, D)
+        normalized = action_bins.decode(net.action_logits(hidden).argmax(-1)).view(K, D)
     stats = json.loads((golden_dir / "openvla_tiny" / "norm_stats.json").read_text())["tiny"]["action"]
-    scale = Statistics(*(torch.tensor(stats[field]) for field in ("q01", "q99", "mask")))
+    scale = ColumnRanges(*(torch.tensor(stats[field]) for field in ("q01", "q99", "mask")))
     max_delta(f"{case}.actions", scale.unnormalize(normalized), io[f"{case}.actions"], 1e-4 if net.regression else 1e-6)
 
 

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn import ModuleDict
 
-from rlinf.models.files.weights import load_weights
 from rlinf.models.openpi import flow
+from tests.weights import load_weights
 
 OPTIONS = {"noise_method", "noise_level", "joint_logprob", "ignore_last", "chunk_critic_input", "value_after_vlm"}
 OPTIONS |= {"value_vlm_mode", "noise_logvar_range"}
@@ -33,7 +33,7 @@ def check_case(case, golden_dir, small_vocab_tokenizer, max_delta):
     pi05 = stored["pi05"]
     options = {key: value for key, value in stored.items() if key in OPTIONS}
     # The published values (mean over steps at rollout, pooling over padding) are the compat behaviour.
-    policy = tiny_policy(golden_dir, pi05=pi05, tokenizer_file=small_vocab_tokenizer, upstream_values=True, **options)
+    policy = tiny_policy(golden_dir, pi05=pi05, tokenizer_file=small_vocab_tokenizer, compat="rlinf-0.4", **options)
     head = ModuleDict({"value_head": policy.value_head})
     load_weights(head, folder / f"value_head_in{64 if pi05 else 32}.safetensors")
     if policy.noise_head is not None:

@@ -9,10 +9,11 @@ import sentencepiece
 import torch
 from openpi_cases import build, config, noise, observation
 
+from rlinf.models.files.tokenizers import BUNDLED
 from rlinf.models.openpi import transforms
-from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
-from rlinf.models.openpi.normalize import Statistics
-from rlinf.models.openpi.tokenizer import BUNDLED
+from rlinf.models.openpi.config import Config, OpenPiOptions
+from rlinf.models.openpi.conventions import CONVENTIONS
+from rlinf.models.openpi.statistics import Statistics
 
 # horizon and prompt slots of the published network, cameras, state columns read, action columns, quantiles, relative
 FACTS = {
@@ -59,7 +60,7 @@ def test_there_and_back(name):
     assert (inputs.raw_state is None) == (state == 0)
 
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(BUNDLED))
-    texts = [pieces.decode(t[v].tolist()) for t, v in zip(inputs.tokens, inputs.token_valid, strict=True)]
+    texts = [pieces.decode(t[v].tolist()) for t, v in zip(inputs.prompts.ids, inputs.prompts.valid, strict=True)]
     if cfg.convention.discrete_state:
         normal = processor.state_stats.normalize(transforms.aloha_state(obs.states), quantile=True)
         bins = (((normal.double() + 1) * 128).floor()).clamp(-1, 255).long()  # 256 equal bins of [-1, 1]

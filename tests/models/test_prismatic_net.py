@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf.errors import UserError
-from rlinf.models.files.weights import plain_targets, prepare, save_weights
+from rlinf.models.files.weights import plain_state, prepare_load, save_weights
 from rlinf.models.nn.packed import pack
 from rlinf.models.nn.recompute import set_checkpointing
 from rlinf.models.prismatic.architecture import COMPACT, SIZES
@@ -202,7 +202,7 @@ def test_parameters_are_counted_exactly(size, options):
     vision = sum(
         p.numel() for n, p in net.vision_backbone.named_parameters() if ".scale." not in n and ".shift." not in n
     )
-    language = sum(p.numel() for n, p in net.language_model.model.named_parameters() if "embed" not in n)
+    language = sum(p.numel() for n, p in net.language_model.named_parameters() if "embed" not in n)
     assert (counts["vision"], counts["language"]) == (vision, language)
     print(size, counts)
 
@@ -239,7 +239,7 @@ def test_side_files_load_under_their_published_names(tmp_path):
         files = side_files(tmp_path)
         rename = published_names(net.arch, prefix="", side=files)
         side = [(file, f"{SIDE}{part}.") for part, file in files.items()]
-        prepare(plain_targets(net), tmp_path, rename=rename, side=side).run()
+        prepare_load(plain_state(net), tmp_path, rename=rename, side=side).run()
 
     with pytest.raises(UserError, match=r"lacks 32 tensors of this model: action_head"):
         load()

@@ -18,7 +18,7 @@ from rlinf.data.types import Observation
 from rlinf.demos.writer import DatasetWriter
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec
-from rlinf.models.policy import Policy, SeenLoss
+from rlinf.models.policy import ImageTokenLoss, Policy
 from rlinf.simulators.contract import EnvSpec
 from rlinf.training import sft
 from rlinf.training.sft import train_sft
@@ -53,7 +53,7 @@ class LinearPolicy(Policy):
         *,
         noise: Noise,
         draws: int = 1,
-        seen: SeenLoss | None = None,
+        seen: ImageTokenLoss | None = None,
     ) -> torch.Tensor:
         assert seen is None  # a policy without an image width is never asked
         states = obs.states[:, None] + 1e-3 * noise.normal((draws, 2))  # [B, draws, 2]

@@ -62,6 +62,11 @@ def add_norm(
     return _run("add_norm", _add_norm, x, y, gate, scale, shift, eps, one_plus, centred)
 
 
+def add_layer_norm(stream: Residual, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """The stream added up, and its layer norm; both [B, S, W]."""
+    return add_norm(*stream, norm.weight, norm.bias, eps=norm.eps, centred=True)
+
+
 def gelu_gate(gate: Tensor, up: Tensor) -> Tensor:
     """Gated MLP with the tanh form of GELU."""
     return _run("gated", _gated, gate, up, True)

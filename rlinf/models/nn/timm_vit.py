@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlinf.models.files.lora import effective_weight
-from rlinf.models.nn import fused
-from rlinf.models.nn.fused import Residual
+from rlinf.models.nn.adapted_layers import effective_weight
+from rlinf.models.nn.fused import Residual, add_layer_norm
 from rlinf.models.nn.recompute import BlockStack
 
 Tensor = torch.Tensor
@@ -93,21 +92,17 @@ class Block(nn.Module):
 
     def forward(self, stream: Residual, condition: Tensor | None) -> Residual:
         """The stream [M, N, W] after this block, condition [M, C]."""
-        x, h = _add_norm(stream, self.norm1)
+        x, h = add_layer_norm(stream, self.norm1)
         stream = Residual(x, self.attn(h), _gain(self.ls1))
         if condition is not None:
             scale, shift = 1 + self.scale(condition)[:, None], self.shift(condition)[:, None]
             stream = Residual(torch.addcmul(shift, stream.total(), scale))
-        x, h = _add_norm(stream, self.norm2)
+        x, h = add_layer_norm(stream, self.norm2)
         return Residual(x, self.mlp(h), _gain(self.ls2))
 
 
 def _gain(scale: LayerScale | None) -> Tensor | None:
     return None if scale is None else scale.scale_factor
-
-
-def _add_norm(stream: Residual, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    return fused.add_norm(*stream, norm.weight, norm.bias, eps=norm.eps, centred=True)
 
 
 class TimmVit(BlockStack):

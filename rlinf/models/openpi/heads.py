@@ -1,4 +1,4 @@
-"""Small networks beside the flow model: critics and the variance of flow_noise."""
+"""Small networks beside the flow model: its critics and the variance of flow_noise."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import math
 import torch
 from torch import nn
 
+from rlinf.errors import UserError
+from rlinf.models.nn.value_head import ValueHead
+from rlinf.models.openpi.architecture import Architecture
+from rlinf.models.openpi.config import Config
+
 Tensor = torch.Tensor
 
 
-class ValueHead(nn.Module):
-    """MLP critic on pooled features: f32 [B, width] -> [B, 1]."""
-
-    def __init__(self, width: int, hidden: tuple[int, ...]) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for a, b in itertools.pairwise((width, *hidden)):
-            layers += [nn.Linear(a, b), nn.ReLU()]
-        self.mlp = nn.Sequential(*layers, nn.Linear(hidden[-1], 1))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.mlp(features)
+def make_value_head(cfg: Config, arch: Architecture) -> ValueHead | StateValueHead | None:
+    """The critic that `cfg` asks for; None where it asks for none."""
+    if cfg.value_input is None:
+        return None
+    if cfg.value_input == "state":
+        if cfg.openpi.critic_state_dim < 1:
+            raise UserError(
+                "actor.model.openpi.value_input=state needs openpi.critic_state_dim, the simulator's state size"
+            )
+        return StateValueHead(cfg.openpi.critic_state_dim, cfg.value_hidden())
+    return ValueHead(arch.expert_width if cfg.value_input == "expert" else arch.vlm_width, cfg.value_hidden())
 
 
 class StateValueHead(nn.Module):
@@ -48,28 +52,19 @@ class StateValueHead(nn.Module):
         return self.mlp(torch.cat((torch.asinh(state), *waves), -1))
 
 
-class _NamedLinear(nn.Module):
-    """A Linear under the name the published checkpoints use."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(a, b)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_1(x)
-
-
 class _NamedMlp(nn.Module):
-    """Layers with tanh between them."""
+    """Layers with tanh between them, under the names the published checkpoints use."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
-        self.moduleList = nn.ModuleList(_NamedLinear(a, b) for a, b in itertools.pairwise(widths))
+        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+        self.moduleList = nn.ModuleList(nn.ModuleDict({"linear_1": layer}) for layer in layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.moduleList[:-1]:
+        *hidden, last = (layer.get_submodule("linear_1") for layer in self.moduleList)
+        for layer in hidden:
             x = torch.tanh(layer(x))
-        return self.moduleList[-1](x)
+        return last(x)
 
 
 class NoiseHead(nn.Module):

@@ -43,7 +43,7 @@ class Prefix:
     valid: Tensor | None  # bool [B, P]; None when every token counts
     frame: Frame  # the suffix's positions and mask, the same at every denoising step
     output: Tensor | None = None  # [B, P, vlm width], when asked for
-    seen: Tensor | None = None  # [B, image tokens, vlm width] as the images were embedded
+    image_tokens: Tensor | None = None  # [B, n * T, vlm width] as the images were embedded
 
     def lengths(self) -> Tensor:
         """Valid tokens per row i64 [B]."""
@@ -60,8 +60,8 @@ def visible(valid: Tensor, starts: Tensor, first_row: int = 0) -> Tensor:
     `starts` [S] is 1 where a new block begins; a token sees its own and all earlier blocks, where both ends are valid.
     """
     block = starts.cumsum(0)
-    seen = block[None, :] <= block[first_row:, None]  # [S - first_row, S]
-    return seen & valid[:, None, :] & valid[:, first_row:, None]
+    earlier = block[None, :] <= block[first_row:, None]  # [S - first_row, S]
+    return earlier & valid[:, None, :] & valid[:, first_row:, None]
 
 
 def positions(valid: Tensor) -> Tensor:
@@ -170,8 +170,8 @@ class PiNet(nn.Module):
         """
         b, n = images.shape[:2]
         room = 0 if torch.is_grad_enabled() else len(self.suffix_starts())
-        seen = self.embed_images(images)
-        x = torch.cat((seen, self.embed_prompt(tokens)), 1)
+        image_tokens = self.embed_images(images)
+        x = torch.cat((image_tokens, self.embed_prompt(tokens)), 1)
         valid = None
         if token_valid is not None or image_valid is not None:
             image_valid = tokens.new_ones(b, n, dtype=torch.bool) if image_valid is None else image_valid
@@ -183,7 +183,7 @@ class PiNet(nn.Module):
             see = visible(valid, torch.zeros(x.shape[1], device=x.device)) if full_mask else valid[:, None]
             frame = self._parts[2].frame(positions(valid), see, room)
         out, kv = self._parts[2](x, frame, output=output)
-        return replace(self.attach(kv, valid, out), seen=seen)
+        return replace(self.attach(kv, valid, out), image_tokens=image_tokens)
 
     def attach(self, kv: Sequence[KeyValue], valid: Tensor | None, output: Tensor | None = None) -> Prefix:
         """Prepare the suffix's positions and mask for these keys and values."""

@@ -95,9 +95,7 @@ class Sampler:
     def ode(self, prefix: Prefix, state: Tensor | None, noise: Tensor) -> Chain:
         """The deterministic path from `noise` [B, H, D]."""
         weights = flow.step_weights("flow_ode", self.num_steps, 0.0, noise.device)
-        path = self._walk(
-            prefix, state, noise, weights.where(torch.ones_like(noise[:, :1, 0], dtype=torch.bool), weights)
-        )
+        path = self._walk(prefix, state, noise, flow.Weights(*(c.expand(len(noise), -1) for c in weights)))
         logprobs = self._noise_logprob(noise) / (self.num_steps + 1) if self.joint else torch.zeros_like(noise)
         return Chain(path.x, logprobs, path.features)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from rlinf.errors import UserError
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.base_config import PrismaticConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from rlinf.errors import UserError
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.base_config import PrismaticConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class Config(PrismaticConfig):
     use_film: bool = False
     """Condition the vision towers on the instruction."""
     max_prompt_length: int = 50
+    """Prompt slots stored per sample; longer prompts are cut, with a warning. Sizes below `base` keep at least 64."""
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

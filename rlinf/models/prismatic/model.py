@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlinf.models.files.lora import linear_rows
+from rlinf.models.nn.adapted_layers import linear_rows
 from rlinf.models.nn.llama import KeyValueCache, Llama
 from rlinf.models.nn.timm_vit import TimmVit, patches_of
 from rlinf.models.prismatic.architecture import Architecture, Rgb, Tower

@@ -63,19 +63,3 @@ def _mean_language(net: PrismaticNet, tokens: Tensor, valid: Tensor | None, stop
         total = total + net.embed_tokens(torch.full((1,), stop, device=tokens.device))
         count = count + 1
     return total / count
-
-
-def trim(ids: Tensor, valid: Tensor, *, shortest: int, longest: int, step: int = 1) -> tuple[Tensor, Tensor | None]:
-    """Prompts [B, L] without the pads that all rows share, and which slots count (None: all of them).
-
-    Rows have between `shortest` and `longest` valid slots; lengths are rounded up to a multiple of `step`.
-    """
-    if shortest == longest:
-        return _last_slots(ids, longest), None
-    length = min(-(-longest // step) * step, ids.shape[1])
-    return _last_slots(ids, length), _last_slots(valid, length)
-
-
-def _last_slots(x: Tensor, length: int) -> Tensor:
-    """Column 0 (BOS) and the last ones, `length` in all."""
-    return x if length == x.shape[1] else torch.cat((x[:, :1], x[:, x.shape[1] - length + 1 :]), 1)

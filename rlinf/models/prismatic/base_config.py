@@ -1,4 +1,4 @@
-"""Torch-free keys that OpenVLA and OpenVLA-OFT share in `actor.model`."""
+"""Torch-free keys that OpenVLA and OpenVLA-OFT share in `actor.model`, both built on the network named Prismatic."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal, Self, TypedDict
 
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
-from rlinf.models.files.adapters import AdapterSetting
-from rlinf.models.prismatic.architecture import SIZES, Architecture
-from rlinf.models.prismatic.constants import NUM_BINS
-from rlinf.models.prismatic.layers import net_layers
+from rlinf.models.config import ModelConfig, PolicySpec, Precision, RunSettings
+from rlinf.models.files.lora_settings import LoraSettings
+from rlinf.models.prismatic.architecture import NUM_BINS, SIZES, Architecture
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ class Parts(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class PrismaticConfig(ModelConfig):
-    """`actor.model` of a Prismatic token policy."""
+    """`actor.model` of a policy over action tokens."""
 
     precision: str | None = None
     """fp32, bf16, or null: bf16 for `base`, else fp32. A run of `compact`, which is made for CPUs, is always fp32."""
@@ -46,43 +44,24 @@ class PrismaticConfig(ModelConfig):
     """Set from rollout.sampling_params, over a value given here; greedy when <= 0."""
     top_k: int = 0
     """Set from rollout.sampling_params, over a value given here: draw from this many of the 256 bins; <= 0: all."""
-    upstream_sampling: bool = False
-    """Set by `compat: rlinf-0.4`: updates rank the whole vocabulary for top_k; OFT `official` values a later slot."""
     center_crop: bool = False
-    """Accepted for compatibility and inert, as in the published code. Nobody crops yet, simulators neither."""
-    image_size: list[int] | None = None
-    """Accepted for compatibility; `size` decides what the network sees."""
-    vocab_size: int = 32000
-    """Accepted for compatibility; `size` and the checkpoint decide."""
-    hidden_size: int = 4096
-    """Accepted for compatibility; `size` decides."""
-    add_bias_linear: bool = False
-    """Accepted for compatibility."""
-    add_qkv_bias: bool = True
-    """Accepted for compatibility."""
-    attn_implementation: str | None = None
-    """Accepted for compatibility; torch chooses the attention kernel."""
-    low_cpu_mem_usage: bool = True
-    """Accepted for compatibility; weights always go straight to their device."""
-    trust_remote_code: bool = False
-    """Accepted for compatibility; code of a checkpoint is never run."""
+    """Accepted for compatibility and without effect, as in the published code: neither policy nor simulator crops."""
 
-    def completed(self, rest: Surroundings) -> Self:
-        """This block with sampling parameters, compat switch and the precision of small runs filled in."""
+    def for_run(self, run: RunSettings) -> Self:
+        """This block with the sampling parameters and the precision of small runs filled in."""
         _ = self.stored_precision  # refuses what is no precision, before `compact` replaces it
-        self._warn_of_sampling(rest)
+        self._warn_of_sampling(run)
         return replace(
-            super().completed(rest),
+            super().for_run(run),
             precision="fp32" if self.size == "compact" else self.precision,
-            temperature_train=rest.temperature_train,
-            temperature_eval=rest.temperature_eval,
-            top_k=rest.top_k,
-            upstream_sampling=self.upstream_sampling or rest.compat is not None,
+            temperature_train=run.temperature_train,
+            temperature_eval=run.temperature_eval,
+            top_k=run.top_k,
         )
 
-    def _warn_of_sampling(self, rest: Surroundings) -> None:
+    def _warn_of_sampling(self, run: RunSettings) -> None:
         """Say so when a sampling parameter was set in this block, where it has no effect."""
-        given, wins = asdict(self), asdict(rest)
+        given, wins = asdict(self), asdict(run)
         for f in fields(self):
             if f.name in SAMPLING and given[f.name] not in (f.default, wins[f.name]):
                 logger.warning(
@@ -155,13 +134,9 @@ class PrismaticConfig(ModelConfig):
         return self.statistics or "q99"
 
     @property
-    def stored_precision(self) -> Literal["fp32", "bf16"]:
+    def default_precision(self) -> Precision:
         """Of the whole network; the value head is fp32."""
-        names: dict[str | None, Literal["fp32", "bf16"]] = {"fp32": "fp32", "32": "fp32", "bf16": "bf16"}
-        names |= {"bf16-mixed": "bf16", None: "bf16" if self.size == "base" else "fp32"}
-        if self.precision not in names:
-            raise UserError(f"actor.model.precision={self.precision!r} must be fp32, bf16 or null")
-        return names[self.precision]
+        return "bf16" if self.size == "base" else "fp32"
 
     def num_parameters(self) -> dict[str, int]:
         """Exact parameter counts by part; their sum is what `build` allocates."""
@@ -172,7 +147,7 @@ class PrismaticConfig(ModelConfig):
             hidden = sum(a * b + b for a, b in itertools.pairwise(widths))
             counts["value_head"] = hidden + widths[-1] * self.values_per_chunk
         if self.is_lora:
-            counts["adapters"] = AdapterSetting.of(self).num_parameters(net_layers(arch, **self.parts()))
+            counts["adapters"] = LoraSettings.from_config(self).num_parameters(arch.layers(**self.parts()))
         return counts
 
     def num_trainable_parameters(self) -> int:
@@ -194,7 +169,6 @@ class PrismaticConfig(ModelConfig):
             has_value=self.has_critic,
             values_per_chunk=self.values_per_chunk,
             critic_state_dim=0,
-            trainable="lora" if self.is_lora else "all",
             binary_gripper=True,
         )
 
