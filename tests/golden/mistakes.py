@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from rlinf.algorithms import advantages
@@ -22,7 +23,7 @@ from rlinf.models.openvla_oft.policy import Policy as OftPolicy
 from rlinf.models.prismatic import action_bins
 from rlinf.models.prismatic.architecture import Tower
 from rlinf.models.prismatic.folder import ColumnRanges
-from rlinf.models.prismatic.model import PrismaticNet, Projector, VisionBackbone
+from rlinf.models.prismatic.model import PrismaticNet, VisionBackbone
 from rlinf.models.prismatic.policy import PrismaticPolicy
 from rlinf.models.prismatic.sequence import Context
 
@@ -74,7 +75,7 @@ def _(patch: MonkeyPatch) -> None:
     def gelu(x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
 
-    patch.setattr(Projector, "forward", lambda self, x: self.fc3(gelu(self.fc2(gelu(self.fc1(x))))))
+    patch.setattr(nn.GELU, "forward", lambda self, x: gelu(x))
 
 
 @caught_by("openvla_tiny", name="GELU instead of SiLU in Llama")

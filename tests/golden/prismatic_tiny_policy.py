@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import sentencepiece
@@ -57,7 +57,7 @@ def tiny_policy(
     cfg = replace(cfg, precision="fp32", unnorm_key="tiny", add_value_head=value_head is not None)
     policy = policy_class(cfg.model_type, compat)(cfg, arch=architecture(), tokenizer_file=llama_like_tokenizer(folder))
     assert isinstance(policy, PrismaticPolicy)
-    net = tiny_net(golden, **cfg.parts()) if side else tiny_net(golden)
+    net = tiny_net(golden, **asdict(cfg.parts())) if side else tiny_net(golden)
     policy.net.load_state_dict(net.state_dict(), strict=side)
     if policy.value_head is not None and value_head is not None:
         load_weights(policy.value_head, value_head, rename=lambda name: name.removeprefix("value_head."))

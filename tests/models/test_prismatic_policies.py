@@ -15,6 +15,7 @@ from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.models.openvla_oft.config import Config as Oft
 from rlinf.models.policy import find_policy
 from rlinf.models.prismatic import action_bins
+from rlinf.models.prismatic.architecture import Parts
 from rlinf.models.prismatic.base_config import PrismaticConfig
 from rlinf.models.prismatic.model import PrismaticNet
 from rlinf.models.prismatic.policy import PrismaticPolicy
@@ -258,8 +259,8 @@ def test_bf16_is_the_whole_network_but_never_the_critic():
 def test_adapted_layers_are_known_without_torch(options):
     arch = POLICIES["oft"][0].architecture()
     with torch.device("meta"):
-        net = PrismaticNet(arch, **options)
-    assert sorted(arch.layers(**options)) == sorted(lora._layers(net))
+        net = PrismaticNet(arch, Parts(**options))
+    assert sorted(arch.layers(Parts(**options))) == sorted(lora._layers(net))
 
 
 def test_random_bins_start_in_order():

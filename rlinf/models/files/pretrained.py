@@ -18,18 +18,10 @@ from torch import nn
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
-from rlinf.models.files import lora, policy_folder
+from rlinf.models.files import lora, policy_folder, weights
 from rlinf.models.files.lora_settings import CONFIG_FILE, has_adapters, recorded_base
 from rlinf.models.files.policy_folder import CONFIG, SETTINGS, Fingerprint, fingerprint_difference
-from rlinf.models.files.weights import (
-    PreparedLoad,
-    Rename,
-    plain_state,
-    prepare_load,
-    save_tensors,
-    save_weights,
-    weight_files,
-)
+from rlinf.models.files.weights import PreparedLoad, Rename, prepare_load
 from rlinf.models.nn.graphs import Recorder
 from rlinf.models.policy import Policy
 
@@ -109,7 +101,8 @@ class PretrainedPolicy(Policy):
 
     def prepare_weights(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> PreparedLoad:
         """Check whether the full weights of a folder or file fit this policy."""
-        return prepare_load(plain_state(self), source, rename=self.published_names(), optional=self.heads, side=side)
+        targets, names = weights.plain_state(self), self.published_names()
+        return prepare_load(targets, source, rename=names, optional=self.heads, side=side)
 
     # ------------------------------------------------------------------ adapters
     def attach_adapters(self, seed: int, *, frozen: tuple[str, ...] = ()) -> None:
@@ -130,16 +123,16 @@ class PretrainedPolicy(Policy):
             base = None
         lora.save_adapters(self.net, folder, None if base is None else str(base))
         if base is None:
-            save_weights(lora.base_state(self.net), folder)
+            weights.save_weights(lora.base_state(self.net), folder)
         elif self.base_fingerprint is not None:
             policy_folder.save_fingerprint(folder, self.base_fingerprint)
         if heads := self._head_tensors():
-            save_tensors(heads, folder / HEADS_FILE)
+            weights.save_tensors(heads, folder / HEADS_FILE)
 
     def export(self, folder: Path) -> None:
         """Write a plain checkpoint in the layout of Hugging Face, adapters merged into the weights."""
         self._save_settings(folder, is_lora=False)
-        save_weights(lora.merged_state(self.net) | self._head_tensors(), folder)
+        weights.save_weights(lora.merged_state(self.net) | self._head_tensors(), folder)
 
     def _save_settings(self, folder: Path, *, is_lora: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +180,7 @@ class PretrainedPolicy(Policy):
         """Of every file the base was read from; only adapters need it."""
         if not self.cfg.is_lora:
             return None
-        return policy_folder.fingerprint([*weight_files(base), *(file for file, _ in self.side_files(base))])
+        return policy_folder.fingerprint([*weights.weight_files(base), *(file for file, _ in self.side_files(base))])
 
     def _prepare_adapted(self, folder: Path) -> tuple[list[PreparedLoad], Path | None, Fingerprint | None]:
         """Base, heads and adapters of a folder that `save_pretrained` wrote; where the base is, and its fingerprint."""

@@ -57,13 +57,10 @@ class PreparedLoad:
 
     def run(self) -> None:
         """Copy every tensor, cast to the dtype of its target."""
-        by_file: dict[Path, list[tuple[Tensor, StoredTensor]]] = {}
-        for target, stored in self.copies:
-            by_file.setdefault(stored.file, []).append((target, stored))
-        with torch.no_grad():
-            for file, copies in by_file.items():
-                with open_tensors(file) as read:
-                    for target, stored in copies:
+        for file in {stored.file for _, stored in self.copies}:
+            with torch.no_grad(), open_tensors(file) as read:
+                for target, stored in self.copies:
+                    if stored.file == file:
                         target.copy_(read(stored.key))
 
 

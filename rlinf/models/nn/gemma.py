@@ -151,13 +151,6 @@ class Attention(Packed):
         return self.o_proj(out.reshape(b, s, -1))
 
 
-class Mlp(GatedMlp):
-    """Gated MLP with the tanh form of GELU."""
-
-    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return fused.gelu_gate(gate, up)
-
-
 class Block(nn.Module):
     """One decoder layer; with `past`, its tokens attend to that layer's stored keys and values first."""
 
@@ -165,7 +158,7 @@ class Block(nn.Module):
         super().__init__()
         norm = AdaRMSNorm if adaptive else RMSNorm
         self.self_attn = Attention(width, heads, kv_heads, head_dim)
-        self.mlp = Mlp(width, hidden)
+        self.mlp = GatedMlp(width, hidden, gelu=True)
         self.input_layernorm = norm(width)  # the two norms in the order they are met: see Gemma.modulate
         self.post_attention_layernorm = norm(width)
 

@@ -15,26 +15,11 @@ _GATE_BLOCK = 1024
 
 @triton.jit
 def _add_norm(
-    x,
-    y,
-    gate,
-    scale,
-    shift,
-    out_x,
-    out,
-    W,
-    S,
-    gate_stride,
-    scale_stride,
-    shift_stride,
-    eps,
-    HAS_Y: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-    ONE_PLUS: tl.constexpr,
-    CENTRED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, y, gate, scale, shift, out_x, out,
+    W, S, gate_stride, scale_stride, shift_stride, eps,
+    HAS_Y: tl.constexpr, HAS_GATE: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    ONE_PLUS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     batch = row // S
     cols = tl.arange(0, BLOCK)
@@ -76,27 +61,11 @@ def add_norm(
     out, out_x = torch.empty_like(x), x if y is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _add_norm[(x.numel() // width,)](
-        x,
-        x if y is None else y,
-        scale if gate is None else gate,
-        scale,
-        scale if shift is None else shift,
-        out_x,
-        out,
-        width,
-        seq,
-        _row_stride(gate),
-        _row_stride(scale),
-        _row_stride(shift),
-        eps,
-        HAS_Y=y is not None,
-        HAS_GATE=gate is not None,
-        HAS_SHIFT=shift is not None,
-        ONE_PLUS=one_plus,
-        CENTRED=centred,
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-    )
+        x, x if y is None else y, scale if gate is None else gate, scale, scale if shift is None else shift, out_x, out,
+        width, seq, _row_stride(gate), _row_stride(scale), _row_stride(shift), eps,
+        HAS_Y=y is not None, HAS_GATE=gate is not None, HAS_SHIFT=shift is not None,
+        ONE_PLUS=one_plus, CENTRED=centred, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
     return out_x, out
 
 

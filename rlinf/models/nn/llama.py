@@ -85,20 +85,13 @@ class Attention(Packed):
         return self.o_proj(out.transpose(1, 2).reshape(b, s, w))
 
 
-class Mlp(GatedMlp):
-    """Gated MLP with SiLU."""
-
-    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return fused.silu_gate(gate, up)
-
-
 class Block(nn.Module):
     """One decoder layer."""
 
     def __init__(self, width: int, hidden: int, heads: int, eps: float) -> None:
         super().__init__()
         self.self_attn = Attention(width, heads)
-        self.mlp = Mlp(width, hidden)
+        self.mlp = GatedMlp(width, hidden, gelu=False)
         self.input_layernorm = nn.RMSNorm(width, eps=eps)  # computes in fp32, whatever the dtype
         self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
 

@@ -14,6 +14,7 @@ from rlinf.models.nn.adapted_layers import effective_weight
 from rlinf.models.nn.fused import Residual, add_layer_norm
 from rlinf.models.nn.packed import Packed
 from rlinf.models.nn.recompute import BlockStack
+from rlinf.models.nn.timm_vit import patches_of
 
 Tensor = torch.Tensor
 NORM_EPS = 1e-6
@@ -30,10 +31,8 @@ class PatchEmbeddings(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W]."""
-        m, p = images.shape[0], self.patch_size
-        grid = images.shape[1] // p
         # Patches do not overlap, so the convolution is a matrix product; columns run (channel, y, x).
-        patches = images.reshape(m, grid, p, grid, p, 3).permute(0, 1, 3, 5, 2, 4).reshape(m, grid * grid, 3 * p * p)
+        patches = patches_of(images.permute(0, 3, 1, 2), self.patch_size).flatten(2)
         weight = effective_weight(self.patch_embedding).flatten(1)
         return F.linear(patches.to(weight.dtype), weight, self.patch_embedding.bias) + self.position_embedding.weight
 

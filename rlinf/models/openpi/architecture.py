@@ -89,15 +89,12 @@ class Architecture:
         for i in range(self.depth):
             block = f"{prefix}.layers.{i}"
             yield Layer(f"{block}.self_attn.q_proj", width, q)
-            yield Layer(f"{block}.self_attn.k_proj", width, kv)
-            yield Layer(f"{block}.self_attn.v_proj", width, kv)
+            yield from (Layer(f"{block}.self_attn.{name}_proj", width, kv) for name in "kv")
             yield Layer(f"{block}.self_attn.o_proj", q, width)
-            yield Layer(f"{block}.mlp.gate_proj", width, hidden)
-            yield Layer(f"{block}.mlp.up_proj", width, hidden)
+            yield from (Layer(f"{block}.mlp.{name}_proj", width, hidden) for name in ("gate", "up"))
             yield Layer(f"{block}.mlp.down_proj", hidden, width)
-            if adaptive:
-                yield Layer(f"{block}.input_layernorm.dense", width, 3 * width, True)
-                yield Layer(f"{block}.post_attention_layernorm.dense", width, 3 * width, True)
+            norms = ("input_layernorm", "post_attention_layernorm") if adaptive else ()
+            yield from (Layer(f"{block}.{norm}.dense", width, 3 * width, True) for norm in norms)
         if adaptive:
             yield Layer(f"{prefix}.norm.dense", width, 3 * width, True)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlinf.errors import UserError
+from rlinf.models.nn.mlp import named_sequential
 from rlinf.models.nn.value_head import ValueHead
 from rlinf.models.openpi.architecture import Architecture
 from rlinf.models.openpi.config import Config
@@ -52,19 +53,11 @@ class StateValueHead(nn.Module):
         return self.mlp(torch.cat((torch.asinh(state), *waves), -1))
 
 
-class _NamedMlp(nn.Module):
+def _tanh_mlp(*widths: int) -> nn.Sequential:
     """Layers with tanh between them, under the names the published checkpoints use."""
-
-    def __init__(self, widths: tuple[int, ...]) -> None:
-        super().__init__()
-        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
-        self.moduleList = nn.ModuleList(nn.ModuleDict({"linear_1": layer}) for layer in layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        *hidden, last = (layer.get_submodule("linear_1") for layer in self.moduleList)
-        for layer in hidden:
-            x = torch.tanh(layer(x))
-        return last(x)
+    *hidden, last = (nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+    layers = [named_sequential(linear_1=layer, tanh=nn.Tanh()) for layer in hidden]
+    return named_sequential(moduleList=nn.Sequential(*layers, named_sequential(linear_1=last)))
 
 
 class NoiseHead(nn.Module):
@@ -72,7 +65,7 @@ class NoiseHead(nn.Module):
 
     def __init__(self, width: int, hidden: tuple[int, ...], action_dim: int, bounds: tuple[float, float]) -> None:
         super().__init__()
-        self.mlp_logvar = _NamedMlp((width, *hidden, action_dim))
+        self.mlp_logvar = _tanh_mlp(width, *hidden, action_dim)
         for name, std in zip(("logvar_min", "logvar_max"), bounds, strict=True):
             self.register_buffer(name, torch.tensor([2 * math.log(std)], dtype=torch.float32))
 

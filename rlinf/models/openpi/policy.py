@@ -149,7 +149,7 @@ class Policy(PretrainedPolicy):
         if index is not None:
             rows = torch.arange(len(start), device=start.device)
             x = torch.stack((x[rows, index], x[rows, index + 1]), 1)
-        out = {"last": chain.x[:, -1], "x": x, "logprobs": self.executed(chain.logprobs)}
+        out = {"last": chain.x[:, -1], "x": x, "logprobs": self.executed(sampler.logprobs(chain, index))}
         values = self.critic(self.rollout_features(chain.features, index), pooled, given.get("critic_state"))
         if values is not None:
             out["values"] = values

@@ -17,6 +17,18 @@ _PARTS |= {"proprio_projector": "proprio", "action_head": "regression"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The optional parts of a network, which OpenVLA-OFT has."""
+
+    proprio_dim: int = 0  # state columns read as one token; 0: none
+    film: bool = False  # language conditions the vision towers
+    regression: tuple[int, int] | None = None  # (K, D) of an L1 head
+
+
+PLAIN = Parts()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tower:
     """One vision transformer; only its first `depth - 1` blocks are ever computed, so only they exist."""
 
@@ -93,13 +105,11 @@ class Architecture:
         """First id of the action bins."""
         return self.action_end - self.num_bins
 
-    def layers(
-        self, *, proprio_dim: int = 0, film: bool = False, regression: tuple[int, int] | None = None
-    ) -> Iterator[Layer]:
-        """Every linear layer and convolution of `PrismaticNet` built with the same options, in its own order."""
+    def layers(self, parts: Parts = PLAIN) -> Iterator[Layer]:
+        """Every linear layer and convolution of `PrismaticNet` with these parts, in its own order."""
         w, v = self.width, self.vision_width
         for name, tower in (("featurizer", self.dino), ("fused_featurizer", self.siglip)):
-            yield from tower.layers(f"vision_backbone.{name}", self.patch_size, w if film else 0)
+            yield from tower.layers(f"vision_backbone.{name}", self.patch_size, w if parts.film else 0)
         yield Layer("projector.fc1", v, 4 * v, True)
         yield Layer("projector.fc2", 4 * v, w, True)
         yield Layer("projector.fc3", w, w, True)
@@ -109,19 +119,17 @@ class Architecture:
             yield from (Layer(f"{block}.mlp.{part}_proj", w, self.mlp) for part in ("gate", "up"))
             yield Layer(f"{block}.mlp.down_proj", self.mlp, w)
         yield Layer("language_model.lm_head", w, self.vocab_size)
-        if proprio_dim:
-            yield Layer("proprio_projector.fc1", proprio_dim, w, True)
+        if parts.proprio_dim:
+            yield Layer("proprio_projector.fc1", parts.proprio_dim, w, True)
             yield Layer("proprio_projector.fc2", w, w, True)
-        if regression is not None:
-            columns, head = regression[1], "action_head.model"
+        if parts.regression is not None:
+            columns, head = parts.regression[1], "action_head.model"
             yield Layer(f"{head}.fc1", columns * w, w, True)
             yield from (Layer(f"{head}.mlp_resnet_blocks.{i}.ffn.1", w, w, True) for i in range(2))
             yield Layer(f"{head}.fc2", w, columns, True)
 
-    def num_parameters(
-        self, *, proprio_dim: int = 0, film: bool = False, regression: tuple[int, int] | None = None
-    ) -> dict[str, int]:
-        """Exact parameter counts by part of `PrismaticNet` built with the same options, parts of size 0 left out."""
+    def num_parameters(self, parts: Parts = PLAIN) -> dict[str, int]:
+        """Exact parameter counts of `PrismaticNet` with these parts, by part; those it does not have are left out."""
         w, towers = self.width, (self.dino, self.siglip)
         counts = {
             "vision": sum(tower.num_other_parameters(self.image_tokens) for tower in towers),
@@ -129,9 +137,9 @@ class Architecture:
             "embedding": self.vocab_size * w,
             "language": (2 * self.depth + 1) * w,  # norms
         }
-        if regression is not None:
-            counts["regression"] = (2 * regression[1] + 6) * w  # norms
-        for layer in self.layers(proprio_dim=proprio_dim, film=film, regression=regression):
+        if parts.regression is not None:
+            counts["regression"] = (2 * parts.regression[1] + 6) * w  # norms
+        for layer in self.layers(parts):
             part = "film" if layer.name.endswith((".scale", ".shift")) else _PARTS[layer.name.partition(".")[0]]
             counts[part] = counts.get(part, 0) + layer.num_parameters
         return counts

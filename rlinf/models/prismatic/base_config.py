@@ -5,26 +5,18 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, Self, TypedDict
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec, Precision, RunSettings
 from rlinf.models.files.lora_settings import LoraSettings
-from rlinf.models.prismatic.architecture import NUM_BINS, SIZES, Architecture
+from rlinf.models.prismatic.architecture import NUM_BINS, SIZES, Architecture, Parts
 
 logger = logging.getLogger(__name__)
 
 SAMPLING = ("temperature_train", "temperature_eval", "top_k")  # keys that rollout.sampling_params sets
 SMALL_PROMPT = 64  # slots of the sizes that read with the bundled tokenizer, whose pieces are shorter than Llama-2's
-
-
-class Parts(TypedDict):
-    """Options of `PrismaticNet` beside its sizes."""
-
-    proprio_dim: int
-    film: bool
-    regression: tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +53,10 @@ class PrismaticConfig(ModelConfig):
 
     def _warn_of_sampling(self, run: RunSettings) -> None:
         """Say so when a sampling parameter was set in this block, where it has no effect."""
-        given, wins = asdict(self), asdict(run)
         for f in fields(self):
-            if f.name in SAMPLING and given[f.name] not in (f.default, wins[f.name]):
-                logger.warning(
-                    "actor.model.%s=%s has no effect: rollout.sampling_params.%s=%s decides",
-                    f.name,
-                    given[f.name],
-                    f.name,
-                    wins[f.name],
-                )
+            if f.name in SAMPLING and (given := vars(self)[f.name]) not in (f.default, used := vars(run)[f.name]):
+                winner = f"rollout.sampling_params.{f.name}={used}"
+                logger.warning("actor.model.%s=%s has no effect: %s decides", f.name, given, winner)
 
     # ------------------------------------------------------------------ parts of the network
     @property
@@ -95,7 +81,7 @@ class PrismaticConfig(ModelConfig):
 
     def parts(self) -> Parts:
         """The optional parts of the network."""
-        return {"proprio_dim": self.state_columns, "film": self.film, "regression": self.regression}
+        return Parts(proprio_dim=self.state_columns, film=self.film, regression=self.regression)
 
     def architecture(self) -> Architecture:
         """The network of `size`."""
@@ -141,13 +127,13 @@ class PrismaticConfig(ModelConfig):
     def num_parameters(self) -> dict[str, int]:
         """Exact parameter counts by part; their sum is what `build` allocates."""
         arch = self.architecture()
-        counts = arch.num_parameters(**self.parts())
+        counts = arch.num_parameters(self.parts())
         if self.has_critic:
             widths = (arch.width, *self.value_hidden())
             hidden = sum(a * b + b for a, b in itertools.pairwise(widths))
             counts["value_head"] = hidden + widths[-1] * self.values_per_chunk
         if self.is_lora:
-            counts["adapters"] = LoraSettings.from_config(self).num_parameters(arch.layers(**self.parts()))
+            counts["adapters"] = LoraSettings.from_config(self).num_parameters(arch.layers(self.parts()))
         return counts
 
     def num_trainable_parameters(self) -> int:

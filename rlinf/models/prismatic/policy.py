@@ -71,7 +71,7 @@ class PrismaticPolicy(PretrainedPolicy):
         self.arch = arch = arch or cfg.architecture()
         self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when the policy is saved
         with torch.device("meta"):
-            self.net = PrismaticNet(arch, **cfg.parts())
+            self.net = PrismaticNet(arch, cfg.parts())
             self.value_head = None
             if cfg.has_critic:
                 hidden, outputs = cfg.value_hidden(), cfg.values_per_chunk

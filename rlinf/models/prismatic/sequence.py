@@ -46,7 +46,7 @@ def make_context(
     FiLM conditions on the mean embedding of all language tokens, with the id `stop` where the tail will end in it.
     """
     tokens = net.embed_tokens(ids)
-    patches = net.embed_images(images, _mean_language(net, tokens, valid, stop) if net.film else None)
+    patches = net.embed_images(images, _mean_language(net, tokens, valid, stop) if net.parts.film else None)
     between = [patches] if state is None else [patches, net.embed_proprio(state)]
     x = torch.cat((tokens[:, :1], *between, tokens[:, 1:]), 1)
     if valid is None:
