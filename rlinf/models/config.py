@@ -21,7 +21,6 @@ class PolicySpec:
     num_action_chunks: int
     image_size: int  # pixels of the square the model sees
     num_images: int  # cameras the model reads (main first, then wrist)
-    uses_state: bool
     state_dim: int  # state columns the model reads; 0 when it reads none
     has_logprob: bool  # an L1-regression head has none: RL on it is refused at config check
     has_value: bool

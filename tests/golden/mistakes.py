@@ -18,10 +18,11 @@ from rlinf.algorithms import advantages
 from rlinf.compat.policies import PublishedTopK
 from rlinf.models import images
 from rlinf.models.nn import fused, gemma, llama, timm_vit, vit
+from rlinf.models.nn.sizes import Tower
 from rlinf.models.openpi import flow, heads, model, sampler
 from rlinf.models.openvla_oft.policy import Policy as OftPolicy
 from rlinf.models.prismatic import action_bins
-from rlinf.models.prismatic.architecture import Tower
+from rlinf.models.prismatic import model as prismatic_model
 from rlinf.models.prismatic.folder import ColumnRanges
 from rlinf.models.prismatic.model import PrismaticNet, VisionBackbone
 from rlinf.models.prismatic.policy import PrismaticPolicy
@@ -67,15 +68,25 @@ def _(patch: MonkeyPatch) -> None:
 
 @caught_by("openvla_tiny", name="tanh GELU in timm's towers")
 def _(patch: MonkeyPatch) -> None:
-    patch.setattr(timm_vit.Mlp, "forward", lambda self, x: self.fc2(F.gelu(self.fc1(x), approximate="tanh")))
+    right = timm_vit.Block.__init__
+
+    def init(self, *args) -> None:
+        right(self, *args)
+        self.mlp.gelu = nn.GELU(approximate="tanh")
+
+    patch.setattr(timm_vit.Block, "__init__", init)
 
 
 @caught_by("openvla_tiny", name="tanh GELU in the projector")
 def _(patch: MonkeyPatch) -> None:
-    def gelu(x: Tensor) -> Tensor:
-        return F.gelu(x, approximate="tanh")
+    right = prismatic_model.projector
 
-    patch.setattr(nn.GELU, "forward", lambda self, x: gelu(x))
+    def projector(vision_width: int, width: int) -> nn.Sequential:
+        layers = right(vision_width, width)
+        layers.gelu1 = layers.gelu2 = nn.GELU(approximate="tanh")
+        return layers
+
+    patch.setattr(prismatic_model, "projector", projector)
 
 
 @caught_by("openvla_tiny", name="GELU instead of SiLU in Llama")

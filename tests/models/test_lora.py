@@ -16,9 +16,10 @@ from torch import nn
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
 from rlinf.models.files import lora
-from rlinf.models.files.lora_settings import Layer, LoraSettings
+from rlinf.models.files.lora_settings import LoraSettings
 from rlinf.models.files.weights import save_weights
 from rlinf.models.nn.adapted_layers import effective_weight, linear_rows
+from rlinf.models.nn.sizes import Layer
 from tests.weights import load_weights
 
 

@@ -51,7 +51,7 @@ def test_published_metaworld_recipe():
     )
     spec = cfg.spec()
     assert (spec.action_dim, spec.num_action_chunks, spec.image_size, spec.num_images) == (4, 5, 224, 1)
-    assert (spec.uses_state, spec.state_dim, spec.has_logprob, spec.has_value) == (True, 4, True, True)
+    assert (spec.state_dim, spec.has_logprob, spec.has_value) == (4, True, True)
     assert (spec.critic_state_dim, cfg.denoise_steps, cfg.stored_precision) == (0, 5, "bf16")
     assert cfg.cache_bytes_per_sample() == 2 * 18 * 256 * (256 + 48) * 2
     arch = cfg.architecture()
@@ -60,10 +60,10 @@ def test_published_metaworld_recipe():
 
 def test_state_less_pi05():
     spec = Config(num_action_chunks=5, action_dim=7, openpi=OpenPiOptions(config_name="pi05_calvin")).spec()
-    assert (spec.uses_state, spec.state_dim, spec.num_images, spec.has_value) == (False, 0, 2, False)
+    assert (spec.state_dim, spec.num_images, spec.has_value) == (0, 2, False)
     robotwin = OpenPiOptions(config_name="pi05_aloha_robotwin")
     spec = Config(num_action_chunks=50, action_dim=14, openpi=robotwin).spec()
-    assert (spec.uses_state, spec.state_dim, spec.num_images) == (True, 14, 3)
+    assert (spec.state_dim, spec.num_images) == (14, 3)
 
 
 def test_the_critic_reads_the_state_of_the_runs_simulator():

@@ -42,7 +42,7 @@ def test_facts(name):
     cfg = Config(num_action_chunks=5, action_dim=columns, openpi=OpenPiOptions(config_name=name))
     arch, row, spec = cfg.architecture(), cfg.convention, cfg.spec()
     assert (arch.action_horizon, arch.max_token_len, arch.action_dim) == (horizon, slots, 32)
-    assert (spec.num_images, spec.state_dim, spec.uses_state, spec.action_dim) == (cameras, state, state > 0, columns)
+    assert (spec.num_images, spec.state_dim, spec.action_dim) == (cameras, state, columns)
     assert (row.pi05, row.quantile_norm) == (name.startswith("pi05"), quantile)
     assert row.discrete_state == row.adapt_to_pi == (name == "pi05_aloha_robotwin")
     assert row.asset_id == ASSETS[name.split("_")[-1]]

@@ -78,7 +78,7 @@ def test_published_blocks_load(tree):
     cfg = block(tree)
     spec = cfg.spec()
     assert (spec.action_dim, spec.num_action_chunks) == (tree["action_dim"], tree["num_action_chunks"])
-    assert (spec.state_dim, spec.uses_state) == (tree.get("proprio_dim", 0), tree["use_proprio"])
+    assert spec.state_dim == tree.get("proprio_dim", 0)
     assert (spec.image_size, spec.num_images, spec.binary_gripper) == (224, 1, True)
     assert spec.has_logprob
     assert cfg.stored_precision == "bf16"
@@ -111,7 +111,7 @@ def test_parameters_of_the_published_sizes():
     [
         (OpenVla(num_action_chunks=8), "actor.model.num_action_chunks=8 must be 1 for model_type openvla"),
         (OpenVla(num_images_in_input=2), "actor.model.num_images_in_input=2 must be 1 for model_type openvla"),
-        (OpenVla(use_proprio=True), "actor.model.use_proprio=True must be false for model_type openvla"),
+        (OpenVla(use_proprio=True), "actor.model.use_proprio=True must be False for model_type openvla"),
         (Oft(use_proprio=True), "actor.model.use_proprio=True needs actor.model.implement_version=official"),
         (Oft(action_head="l1"), "actor.model.action_head=l1 needs actor.model.implement_version=official"),
         (Oft(implement_version="official", use_proprio=True, proprio_dim=0), "actor.model.proprio_dim=0 must be at le"),

@@ -17,10 +17,11 @@ from torch import nn
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
-from rlinf.models.files.lora_settings import CONFIG_FILE, WEIGHTS_FILE, Layer, LoraSettings
+from rlinf.models.files.lora_settings import CONFIG_FILE, WEIGHTS_FILE, LoraSettings
 from rlinf.models.files.tensor_files import read_headers
 from rlinf.models.files.weights import PreparedLoad, Rename, plain_name, prepare_load, save_tensors
 from rlinf.models.nn.adapted_layers import ADAPTER, add_adapter, effective_weight
+from rlinf.models.nn.sizes import Layer
 
 Tensor = torch.Tensor
 _OLD_WEIGHTS_FILE = "adapter_model.bin"

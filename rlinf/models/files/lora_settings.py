@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import ModelConfig, is_placeholder
 from rlinf.models.files.policy_folder import read_json
+from rlinf.models.nn.sizes import Layer
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
@@ -27,21 +28,6 @@ _PLAIN: dict[str, tuple] = {
     **dict.fromkeys(("layers_to_transform", "layer_replication", "trainable_token_indices"), (None, {}, [])),
     **dict.fromkeys(("exclude_modules", "alora_invocation_tokens", "arrow_config"), (None, [])),
 }
-
-
-class Layer(NamedTuple):
-    """A layer that can be adapted, by its published name."""
-
-    name: str
-    inputs: int  # columns of its weight, flattened
-    outputs: int
-    bias: bool = False
-    linear: bool = True  # False: a convolution, which `all-linear` leaves alone
-
-    @property
-    def num_parameters(self) -> int:
-        """Numbers in its weight and bias."""
-        return (self.inputs + self.bias) * self.outputs
 
 
 @dataclass(frozen=True)

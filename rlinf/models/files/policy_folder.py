@@ -44,15 +44,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def read_config_json(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; empty when it has none."""
-    path = folder / CONFIG
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The object a JSON file holds; empty when there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
     """The model block in a folder that rlinf saved; empty for a published one."""
-    settings = read_config_json(folder).get(SETTINGS, {})
+    settings = read_json_if_there(folder / CONFIG).get(SETTINGS, {})
     if not isinstance(settings, dict):
         raise UserError(f"{folder / CONFIG}: {SETTINGS}={str(settings)[:60]} must be an object of settings")
     return settings
@@ -63,7 +62,7 @@ def check_model_type(folder: Path, model_type: str, *, network_only: bool = Fals
     saved = saved_settings(folder).get("model_type")
     if saved is not None and saved != model_type and not network_only:
         raise _other_policy(folder, saved, model_type)
-    content = read_config_json(folder)
+    content = read_json_if_there(folder / CONFIG)
     said = saved or content.get("model_type") or content.get("type")  # LeRobot writes `type`
     network = _NETWORKS.get(said) if isinstance(said, str) else None
     if network is not None and network != _NETWORKS.get(model_type, model_type):

@@ -8,7 +8,7 @@ Loading checks everything before it copies.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,7 @@ from rlinf.models.config import ModelConfig
 from rlinf.models.files import lora, policy_folder, weights
 from rlinf.models.files.lora_settings import CONFIG_FILE, has_adapters, recorded_base
 from rlinf.models.files.policy_folder import CONFIG, SETTINGS, Fingerprint, fingerprint_difference
-from rlinf.models.files.weights import PreparedLoad, Rename, prepare_load
+from rlinf.models.files.weights import PreparedLoad, Rename, SideFiles, prepare_load
 from rlinf.models.nn.graphs import Recorder
 from rlinf.models.policy import Policy
 
@@ -74,8 +74,11 @@ class PretrainedPolicy(Policy):
         """Parts of the network, by the beginning of their names, that LoRA leaves alone."""
         return ()
 
-    def published_names(self) -> Rename:
-        """From any published name to this policy's (without LoRA); None for a tensor it does not need."""
+    def published_names(self, side: SideFiles = ()) -> Rename:
+        """From any published name to this policy's (without LoRA); None for a tensor it does not need.
+
+        Parts that `side` files hold are not needed from the usual ones.
+        """
         raise NotImplementedError
 
     def config_json(self) -> dict[str, Any]:
@@ -95,13 +98,13 @@ class PretrainedPolicy(Policy):
         policy_folder.refuse_run_folder(folder)
         policy_folder.check_model_type(folder, self.cfg.model_type)
 
-    def side_files(self, folder: Path) -> Sequence[tuple[Path, str]]:
+    def side_files(self, folder: Path) -> SideFiles:
         """Files that hold weights besides the usual ones, each with the prefix of its names; they win over those."""
         return ()
 
-    def prepare_weights(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> PreparedLoad:
+    def _prepare_weights(self, source: Path, side: SideFiles = ()) -> PreparedLoad:
         """Check whether the full weights of a folder or file fit this policy."""
-        targets, names = weights.plain_state(self), self.published_names()
+        targets, names = weights.plain_state(self), self.published_names(side)
         return prepare_load(targets, source, rename=names, optional=self.heads, side=side)
 
     # ------------------------------------------------------------------ adapters
@@ -159,7 +162,7 @@ class PretrainedPolicy(Policy):
             loads, base, found = self._prepare_adapted(source)
         else:
             side = self.side_files(source) if source.is_dir() else ()
-            loads, base = [self.prepare_weights(source, side)], source.absolute() if source.is_dir() else None
+            loads, base = [self._prepare_weights(source, side)], source.absolute() if source.is_dir() else None
             found = None if base is None else self._fingerprint(base)
         if adapters is not None:
             loads += self._prepare_heads(adapters)
@@ -191,10 +194,10 @@ class PretrainedPolicy(Policy):
         base = _base_of(folder)
         loads, found = [], self.base_fingerprint
         if base is None:
-            loads.append(self.prepare_weights(folder))
+            loads.append(self._prepare_weights(folder))
             found = None
         elif base != self.base_folder:  # frozen weights that are already here need not be read again
-            loads.append(self.prepare_weights(base, self.side_files(base)))
+            loads.append(self._prepare_weights(base, self.side_files(base)))
             found = self._fingerprint(base)
         recorded = policy_folder.recorded_fingerprint(folder)
         changed = None if recorded is None or found is None else fingerprint_difference(recorded, found)

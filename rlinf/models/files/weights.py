@@ -24,14 +24,10 @@ from rlinf.models.files.tensor_files import Header, open_tensors, read_headers
 
 Tensor = torch.Tensor
 Rename = Callable[[str], str | None]  # a stored name -> the module's name of that tensor; None: it is not needed
+SideFiles = Sequence[tuple[Path, str]]  # further files of weights, each with a prefix for its names
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 << 30
-_SINGLES = (
-    SINGLE,
-    "model_state_dict/full_weights.pt",
-    "actor/model_state_dict/full_weights.pt",
-    "pytorch_model.bin",
-)
+_SINGLES = (SINGLE, "model_state_dict/full_weights.pt", "actor/model_state_dict/full_weights.pt", "pytorch_model.bin")
 _INDICES = (INDEX, "pytorch_model.bin.index.json")
 _FLOATS = ("F64", "F32", "F16", "BF16")  # stored dtypes that may be cast to any float
 _ADAPTER = re.compile(r"\.(lora_[AB])(?:\.\w+)?\.weight$")
@@ -70,13 +66,12 @@ def prepare_load(
     *,
     rename: Rename = lambda name: name,
     optional: tuple[str, ...] = (),
-    side: Sequence[tuple[Path, str]] = (),
+    side: SideFiles = (),
 ) -> PreparedLoad:
     """Check whether a folder or file fits `targets`, tensors by their names without LoRA (`plain_state`).
 
     Names that start with an entry of `optional` may be missing, all of that entry together (they keep their values),
-    and may be left over; any other difference is an error. So may LoRA adapters. `side` are further files, each with a
-    prefix for its names.
+    and may be left over; any other difference is an error. So may LoRA adapters. Tensors of `side` files win.
     """
     copies: dict[str, StoredTensor] = {}
     unknown = []
@@ -122,16 +117,14 @@ def weight_files(source: Path) -> list[Path]:
     """The files that hold the weights of `source`, a folder or one such file."""
     if source.is_file():
         return [source]
-    for name in _INDICES:
-        if (source / name).is_file():
-            shards = sorted(set(_weight_map(source / name).values()))
-            lost = [shard for shard in shards if not (source / shard).is_file()]
-            if lost:
-                raise UserError(f"{source} lacks {shortened(lost)}, named in {name}; the copy is incomplete")
-            return [source / shard for shard in shards]
-    for name in _SINGLES:
-        if (source / name).is_file():
-            return [source / name]
+    if (index := _first(source, _INDICES)) is not None:
+        shards = sorted(set(_weight_map(index).values()))
+        lost = [shard for shard in shards if not (source / shard).is_file()]
+        if lost:
+            raise UserError(f"{source} lacks {shortened(lost)}, named in {index.name}; the copy is incomplete")
+        return [source / shard for shard in shards]
+    if (single := _first(source, _SINGLES)) is not None:
+        return [single]
     raise UserError(f"{source} holds no weights: expected {SINGLE} or {INDEX}")
 
 
@@ -161,7 +154,7 @@ def _is_adapter(name: str) -> bool:
     return _ADAPTER.search(name) is not None
 
 
-def _stored(source: Path, side: Sequence[tuple[Path, str]]) -> Iterator[StoredTensor]:
+def _stored(source: Path, side: SideFiles) -> Iterator[StoredTensor]:
     """Every tensor of a folder or file, and of the side files, each name once and where the index says."""
     found: dict[str, Path] = {}
     for file in weight_files(source):
@@ -170,15 +163,18 @@ def _stored(source: Path, side: Sequence[tuple[Path, str]]) -> Iterator[StoredTe
                 raise UserError(f"{name} is stored twice: in {found[name]} and in {file}")
             found[name] = file
             yield StoredTensor(file, name, name, header, False)
-    for index in _INDICES:
-        if source.is_dir() and (source / index).is_file():
-            for name, shard in _weight_map(source / index).items():
-                if found.get(name) != source / shard:
-                    raise UserError(f"{source / shard} lacks {name}, which {index} says it holds")
-            break
+    if (index := _first(source, _INDICES)) is not None:
+        for name, shard in _weight_map(index).items():
+            if found.get(name) != source / shard:
+                raise UserError(f"{source / shard} lacks {name}, which {index.name} says it holds")
     for file, prefix in side:
         for key, header in read_headers(file).items():
             yield StoredTensor(file, prefix + key, key, header, True)
+
+
+def _first(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of these files that `folder` has; None where it has none of them, or is a file itself."""
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _weight_map(index: Path) -> dict[str, str]:

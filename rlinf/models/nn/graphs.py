@@ -28,9 +28,6 @@ class _Recording:
     inputs: Tensors
     outputs: Tensors
 
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.outputs.values())
-
 
 class _OfWeights:
     """A function that reads the weights of `module`, its recordings, and whether the weights lie where they did."""
@@ -111,7 +108,7 @@ class Recorder(_OfWeights):
 
     def _forget_oldest(self) -> None:
         """Keep the newest recordings, within a number and a size; at least one."""
-        sizes = [recording.num_bytes() for recording in self._recordings.values()]
+        sizes = [sum(tensor.nbytes for tensor in r.outputs.values()) for r in self._recordings.values()]
         while len(sizes) > 1 and (len(sizes) > self.limit or sum(sizes) > MAX_BYTES):
             self._recordings.popitem(last=False)
             sizes.pop(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlinf.models.files.lora_settings import Layer
+from rlinf.models.nn.sizes import Layer
 
 VLM = "paligemma_with_expert.paligemma."  # names of everything `train_expert_only` freezes start with this
 SMALL_VOCAB = 1000  # pieces of models/files/tokenizer_compact.model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from rlinf.errors import UserError, did_you_mean
@@ -20,7 +20,7 @@ NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]
 ValueInput = Literal["expert", "vlm", "state"]
 STATE_KEY = "actor.model.openpi.state_dim"
 ALL_CAMERAS = 3  # main, left wrist, right wrist
-ADDED = ("value_head", "noise_head", "adapters")  # parts that learn under LoRA
+LORA_PARTS = ("value_head", "noise_head", "adapters")  # what learns under LoRA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class OpenPiOptions:
     safe_get_logprob: bool = False
     """Score by the negative squared distance instead of the Gaussian log-density."""
     train_expert_only: bool | None = None
-    """Freeze the vision-language model; null does so for `base` only."""
+    """Freeze the vision-language model and train the action expert alone; null does so for `base` only."""
     add_value_head: bool | None = None
     """Must agree with actor.model.add_value_head when set."""
     detach_critic_input: bool | None = None
@@ -145,7 +145,7 @@ class Config(ModelConfig):
 
     @property
     def state_dim(self) -> int:
-        """State columns the policy reads (0 for a state-less π0.5)."""
+        """State columns the policy reads; 0 for a π0.5 without state."""
         if self.convention.pi05 and not self.convention.discrete_state:
             return 0
         return self.convention.state_dim if self.openpi.state_dim is None else self.openpi.state_dim
@@ -191,15 +191,11 @@ class Config(ModelConfig):
         return self.convention.value_hidden if self.size == "base" else (128, 64)
 
     def value_width(self) -> int:
-        """Columns the critic's first layer reads."""
+        """Columns the critic's first layer reads; of a state, each is read at two scales too, as sine and cosine."""
+        if self.value_input == "state":
+            return 5 * self.openpi.critic_state_dim
         arch = self.architecture()
-        widths = {
-            "expert": arch.expert_width,
-            "vlm": arch.vlm_width,
-            "state": 5 * self.openpi.critic_state_dim,
-            None: 0,
-        }
-        return widths[self.value_input]
+        return arch.vlm_width if self.value_input == "vlm" else arch.expert_width
 
     def noise_hidden(self) -> tuple[int, int]:
         """Hidden widths of flow_noise's variance network."""
@@ -223,7 +219,7 @@ class Config(ModelConfig):
     def num_trainable_parameters(self) -> int:
         """Parameters the optimiser sees."""
         if self.is_lora:
-            return sum(n for part, n in self.num_parameters().items() if part in ADDED)
+            return sum(n for part, n in self.num_parameters().items() if part in LORA_PARTS)
         frozen = ("vision", "projector", "embedding", "language") if self.freeze_vlm else ()
         return sum(n for part, n in self.num_parameters().items() if part not in frozen)
 
@@ -239,24 +235,23 @@ class Config(ModelConfig):
 
     def spec(self) -> PolicySpec:
         """The promises of this configuration; raises UserError naming the key when it is impossible."""
-        options, row = self.openpi, self.convention
         self._check()
         return PolicySpec(
             action_dim=self.action_dim,
             num_action_chunks=self.num_action_chunks,
             image_size=self.architecture().image_size,
             num_images=self.num_cameras,
-            uses_state=not row.pi05 or row.discrete_state,
             state_dim=self.state_dim,
             has_logprob=self._without_noise() is None,
             has_value=self.value_input is not None,
             values_per_chunk=1,
-            critic_state_dim=options.critic_state_dim if self.value_input == "state" else 0,
+            critic_state_dim=self.openpi.critic_state_dim if self.value_input == "state" else 0,
             images_key=self.images_key,
             state_key=STATE_KEY,
         )
 
     def without_logprob(self) -> str:
+        """The setting that leaves the policy without log-probs."""
         return f"actor.model.openpi.{self._without_noise()}"
 
     def _without_noise(self) -> str | None:
@@ -271,20 +266,19 @@ class Config(ModelConfig):
         return None if options.noise_level else f"noise_level={options.noise_level}"
 
     def _check(self) -> None:
+        """Refuse what cannot be built."""
         options, arch, prefix = self.openpi, self.architecture(), "actor.model"
-        for own, key, top in (
-            (options.action_chunk, "action_chunk", "num_action_chunks"),
-            (options.action_env_dim, "action_env_dim", "action_dim"),
-            (options.add_value_head, "add_value_head", "add_value_head"),
-        ):
-            above = asdict(self)[top]
-            if own is not None and own != above:
-                raise UserError(f"{prefix}.openpi.{key}={own} must equal {prefix}.{top}={above}")
-        for key, given in (
-            ("max_token_len", options.max_token_len),
-            ("action_horizon", options.action_horizon),
-            ("num_steps", options.num_steps),
-        ):
+        above = {
+            "action_chunk": "num_action_chunks",
+            "action_env_dim": "action_dim",
+            "add_value_head": "add_value_head",
+        }
+        for key, top in above.items():
+            own, wanted = vars(options)[key], vars(self)[top]
+            if own not in (None, wanted):
+                raise UserError(f"{prefix}.openpi.{key}={own} must equal {prefix}.{top}={wanted}")
+        for key in ("max_token_len", "action_horizon", "num_steps"):
+            given = vars(options)[key]
             if given is not None and given < 1:
                 raise UserError(f"{prefix}.openpi.{key}={given} must be at least 1, or null")
         if not 1 <= self.num_action_chunks <= arch.action_horizon:
@@ -295,11 +289,7 @@ class Config(ModelConfig):
         if not 1 <= self.num_cameras <= ALL_CAMERAS:
             raise UserError(f"{self.images_key}={self.num_cameras} must be at least 1 and at most {ALL_CAMERAS}")
         if self.state_dim < 1 and (not self.convention.pi05 or self.convention.discrete_state):
-            raise UserError(
-                f"{prefix}.openpi.state_dim={self.state_dim} must be at least 1: {options.config_name} reads it"
-            )
-        if max(self.action_dim, self.state_dim) > arch.action_dim:
-            raise UserError(f"{prefix}.action_dim={self.action_dim} must be at most {arch.action_dim}")
+            raise UserError(f"{STATE_KEY}={self.state_dim} must be at least 1: {options.config_name} reads it")
         if self.denoise_steps < (2 if options.noise_method == "flow_cps" or options.ignore_last else 1):
             raise UserError(f"{prefix}.openpi.num_steps={self.denoise_steps} leaves no stochastic step; raise it")
         if options.use_dsrl:
@@ -310,7 +300,7 @@ class Config(ModelConfig):
         _ = self.stored_precision
 
     def _check_noise(self) -> None:
-        """Numbers that would divide by zero, or give a deviation that is none."""
+        """Refuse numbers that would divide by zero or give no standard deviation."""
         options, prefix = self.openpi, "actor.model.openpi"
         if len(options.noise_params) != 3 or len(options.noise_logvar_range) != 2:
             raise UserError(f"{prefix}.noise_params needs 3 numbers and noise_logvar_range 2")

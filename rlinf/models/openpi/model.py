@@ -201,10 +201,7 @@ class PiNet(nn.Module):
         """Every row n times in a row, to share one observation among several noisy actions."""
         if n == 1:
             return prefix
-        kv = [
-            KeyValue(k.repeat_interleave(n, 0), v.repeat_interleave(n, 0))
-            for k, v in ((kv.k, kv.v) for kv in prefix.kv)
-        ]
+        kv = [KeyValue(kv.k.repeat_interleave(n, 0), kv.v.repeat_interleave(n, 0)) for kv in prefix.kv]
         return self.attach(kv, None if prefix.valid is None else prefix.valid.repeat_interleave(n, 0))
 
     def times(self, t: Tensor) -> Times:

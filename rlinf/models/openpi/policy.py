@@ -17,9 +17,9 @@ from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
 from rlinf.models.files import tokenizers
-from rlinf.models.files.policy_folder import CONFIG, read_config_json
+from rlinf.models.files.policy_folder import CONFIG, read_json_if_there
 from rlinf.models.files.pretrained import PretrainedPolicy
-from rlinf.models.files.weights import Rename
+from rlinf.models.files.weights import Rename, SideFiles
 from rlinf.models.images import resize_with_pad
 from rlinf.models.inputs import Prompts
 from rlinf.models.nn.graphs import GradientRecorder, Recorder
@@ -78,9 +78,7 @@ class Policy(PretrainedPolicy):
                 self.noise_head = NoiseHead(arch.expert_width, cfg.noise_hidden(), arch.action_dim, (low, high))
         prompts = load_tokenizer(tokenizer_file, max_len=arch.max_token_len, vocab_size=arch.vocab_size)
         self.processor = Processor(cfg, arch, prompts)
-        for part in (self.value_head, self.noise_head, self.processor):
-            if part is not None:
-                part.to(device)
+        self.to(device)
         pack(self.net)
         set_checkpointing(self.net, cfg.gradient_checkpointing)
         self._act = Recorder(self._actions, self, enabled=cfg.cuda_graphs)
@@ -156,12 +154,7 @@ class Policy(PretrainedPolicy):
         return out | (prefix_cache.store(prefix, pooled, self.prefix_length()) if self.cfg.freeze_vlm else {})
 
     def evaluate(
-        self,
-        replay: dict[str, Tensor],
-        *,
-        values: bool,
-        entropy: bool,
-        cache: dict[str, Tensor] | None = None,
+        self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
         """Log-probs, values and entropy of stored actions under the current weights."""
         if cache is None:
@@ -267,7 +260,7 @@ class Policy(PretrainedPolicy):
         )
 
     # ------------------------------------------------------------------ saving and loading
-    def published_names(self) -> Rename:
+    def published_names(self, side: SideFiles = ()) -> Rename:
         """From openpi's, LeRobot's and older names."""
         return published_names(pi05=self.arch.pi05)
 
@@ -296,7 +289,7 @@ class Policy(PretrainedPolicy):
     def check_folder(self, folder: Path) -> None:
         """A folder that rlinf saved says which network it holds; published ones are known by their shapes only."""
         super().check_folder(folder)
-        path, saved = folder / CONFIG, read_config_json(folder).get("architecture")
+        path, saved = folder / CONFIG, read_json_if_there(folder / CONFIG).get("architecture")
         if saved is None:
             return
         if not isinstance(saved, dict):

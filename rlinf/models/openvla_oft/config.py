@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from rlinf.errors import UserError
+from rlinf.models.prismatic.architecture import Parts
 from rlinf.models.prismatic.base_config import PrismaticConfig
 
 
@@ -49,17 +50,13 @@ class Config(PrismaticConfig):
         """`official` sequences end in </s>."""
         return self.implement_version == "official"
 
-    @property
-    def state_columns(self) -> int:
-        return self.proprio_dim if self.use_proprio else 0
-
-    @property
-    def film(self) -> bool:
-        return self.use_film
-
-    @property
-    def regression(self) -> tuple[int, int] | None:
-        return (self.num_action_chunks, self.action_dim) if self.action_head == "l1" else None
+    def parts(self) -> Parts:
+        """The optional parts of the network."""
+        return Parts(
+            proprio_dim=self.proprio_dim if self.use_proprio else 0,
+            film=self.use_film,
+            regression=(self.num_action_chunks, self.action_dim) if self.action_head == "l1" else None,
+        )
 
     @property
     def statistics_kind(self) -> Literal["q99", "bounds"]:

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec, Precision, RunSettings
 from rlinf.models.files.lora_settings import LoraSettings
-from rlinf.models.prismatic.architecture import NUM_BINS, SIZES, Architecture, Parts
+from rlinf.models.prismatic.architecture import NUM_BINS, PLAIN, SIZES, Architecture, Parts
 
 logger = logging.getLogger(__name__)
 
@@ -59,29 +59,24 @@ class PrismaticConfig(ModelConfig):
                 logger.warning("actor.model.%s=%s has no effect: %s decides", f.name, given, winner)
 
     # ------------------------------------------------------------------ parts of the network
+    def parts(self) -> Parts:
+        """The optional parts of the network."""
+        return PLAIN
+
     @property
     def state_columns(self) -> int:
         """State columns read as one token; 0 when there is none."""
-        return 0
-
-    @property
-    def film(self) -> bool:
-        """Whether the instruction conditions the vision towers."""
-        return False
+        return self.parts().proprio_dim
 
     @property
     def regression(self) -> tuple[int, int] | None:
         """Actions and columns of an L1 head; None for a policy over bins."""
-        return None
+        return self.parts().regression
 
     @property
     def has_stop_token(self) -> bool:
         """Whether </s> follows the action slots, which see it."""
         return False
-
-    def parts(self) -> Parts:
-        """The optional parts of the network."""
-        return Parts(proprio_dim=self.state_columns, film=self.film, regression=self.regression)
 
     def architecture(self) -> Architecture:
         """The network of `size`."""
@@ -149,7 +144,6 @@ class PrismaticConfig(ModelConfig):
             num_action_chunks=self.num_action_chunks,
             image_size=self.architecture().image_size,
             num_images=self.num_images_in_input,
-            uses_state=self.state_columns > 0,
             state_dim=self.state_columns,
             has_logprob=self.regression is None,
             has_value=self.has_critic,

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from rlinf.errors import UserError, did_you_mean
-from rlinf.models.files.policy_folder import CONFIG, check_model_type, read_json, write_json
+from rlinf.models.files.policy_folder import CONFIG, check_model_type, read_json_if_there, write_json
 from rlinf.models.files.statistics import RANGES, check_columns, fit_columns, read_vector
-from rlinf.models.prismatic.architecture import Architecture, Rgb
+from rlinf.models.nn.sizes import Rgb
+from rlinf.models.prismatic.architecture import Architecture
 
 Tensor = torch.Tensor
 Kind = Literal["q99", "bounds"]
@@ -32,7 +33,7 @@ _LENGTH_KEY: dict[Part, str] = {"action": "actor.model.action_dim", "proprio": "
 def read_architecture(folder: Path, arch: Architecture) -> Architecture:
     """`arch` with the folder's norm epsilon and pixel statistics; sizes that differ are an error."""
     check_model_type(folder, "openvla", network_only=True)
-    config = _read_if_there(folder / CONFIG)
+    config = read_json_if_there(folder / CONFIG)
     text, sizes = config.get("text_config") or {}, config.get("image_sizes")
     if not isinstance(text, dict):
         raise UserError(f"{folder / CONFIG}: text_config={str(text)[:60]} must be an object")
@@ -96,7 +97,7 @@ def _text_sizes(arch: Architecture) -> dict[str, int]:
 
 def _pixel_statistics(path: Path, arch: Architecture) -> tuple[tuple[Rgb, Rgb], tuple[Rgb, Rgb]]:
     """Means and deviations of both towers, from the file where it has them."""
-    content = _read_if_there(path)
+    content = read_json_if_there(path)
     towers = (arch.dino, arch.siglip)
     found = []
     for key, own in (("means", [t.mean for t in towers]), ("stds", [t.std for t in towers])):
@@ -107,10 +108,6 @@ def _pixel_statistics(path: Path, arch: Architecture) -> tuple[tuple[Rgb, Rgb], 
             raise UserError(f"{path}: {key}={rows!r} must be three numbers for each of two towers") from error
         found.append(((a, b, c), (d, e, f)))
     return found[0], found[1]
-
-
-def _read_if_there(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 # ------------------------------------------------------------------ ranges of actions and state
@@ -157,7 +154,7 @@ class StatisticsTable:
         entries: dict[str, dict[str, Any]] = {}
         files: dict[str, Path] = {}
         for path, inside in ((folder / CONFIG, "norm_stats"), (folder / STATISTICS, None)):
-            content = _read_if_there(path)
+            content = read_json_if_there(path)
             found = content.get(inside) or {} if inside else content
             if not isinstance(found, dict) or not all(isinstance(e, dict) for e in found.values()):
                 raise UserError(f"{path}: statistics must be an object per data set key")

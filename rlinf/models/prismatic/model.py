@@ -6,7 +6,7 @@ width, K actions a chunk, D action columns.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -14,8 +14,9 @@ from torch import nn
 from rlinf.models.nn.adapted_layers import linear_rows
 from rlinf.models.nn.llama import KeyValueCache, Llama
 from rlinf.models.nn.mlp import named_sequential
+from rlinf.models.nn.sizes import Rgb, Tower
 from rlinf.models.nn.timm_vit import TimmVit, patches_of
-from rlinf.models.prismatic.architecture import PLAIN, Architecture, Parts, Rgb, Tower
+from rlinf.models.prismatic.architecture import PLAIN, Architecture, Parts
 
 Tensor = torch.Tensor
 
@@ -32,23 +33,10 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, arch: Architecture, film: bool) -> None:
         super().__init__()
-        self.arch, self.film = arch, film
-        self.featurizer = self._tower(arch.dino)
-        self.fused_featurizer = self._tower(arch.siglip)
-
-    def _tower(self, tower: Tower) -> TimmVit:
-        return TimmVit(
-            num_patches=self.arch.image_tokens,
-            patch_size=self.arch.patch_size,
-            width=tower.width,
-            blocks=tower.blocks,
-            hidden=tower.mlp,
-            heads=tower.heads,
-            class_token=tower.class_token,
-            registers=tower.registers,
-            layer_scale=tower.layer_scale,
-            film_width=self.arch.width if self.film else 0,
-        )
+        self.arch = arch
+        film_width = arch.width if film else 0
+        tower = partial(TimmVit, num_patches=arch.image_tokens, patch_size=arch.patch_size, film_width=film_width)
+        self.featurizer, self.fused_featurizer = tower(arch.dino), tower(arch.siglip)
 
     def forward(self, images: Tensor, language: Tensor | None) -> Tensor:
         """u8 [M, S, S, 3] or normalised f32 [M, 6, S, S], language [M, W] with FiLM -> [M, T, vision width]."""

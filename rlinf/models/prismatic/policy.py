@@ -5,7 +5,7 @@ Letters: B rows, n cameras, L prompt slots, C actions a chunk, A columns, M = C 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -21,7 +21,7 @@ from rlinf.models.config import ModelConfig
 from rlinf.models.files import tokenizers
 from rlinf.models.files.policy_folder import CONFIG, check_settings, saved_settings, write_json
 from rlinf.models.files.pretrained import PretrainedPolicy
-from rlinf.models.files.weights import PreparedLoad, Rename, plain_state, prepare_load
+from rlinf.models.files.weights import Rename, SideFiles
 from rlinf.models.inputs import Prompts
 from rlinf.models.nn.graphs import Recorder
 from rlinf.models.nn.initialize import initialize_value_head
@@ -152,12 +152,7 @@ class PrismaticPolicy(PretrainedPolicy):
         return self.processor.tokenizer.eos if self.cfg.has_stop_token else None
 
     def evaluate(
-        self,
-        replay: dict[str, Tensor],
-        *,
-        values: bool,
-        entropy: bool,
-        cache: dict[str, Tensor] | None = None,
+        self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
         """Log-probs, values and entropy of stored bins under the current weights."""
         bins = replay["bins"].long()
@@ -219,21 +214,16 @@ class PrismaticPolicy(PretrainedPolicy):
         self.processor.fit(states, actions)
 
     # ------------------------------------------------------------------ checkpoints
-    def published_names(self) -> Rename:
+    def published_names(self, side: SideFiles = ()) -> Rename:
         """From any published layout to this policy's names."""
-        return published_names(self.arch)
+        return published_names(self.arch, side={prefix.removeprefix(SIDE).removesuffix(".") for _, prefix in side})
 
-    def side_files(self, folder: Path) -> Sequence[tuple[Path, str]]:
+    def side_files(self, folder: Path) -> SideFiles:
         """Parts that fine-tuning runs keep in files of their own, as far as this network has them."""
-        there = {"action_head": self.cfg.regression is not None, "proprio_projector": self.cfg.state_columns > 0}
-        there["vision_backbone"] = self.cfg.film
+        parts = self.cfg.parts()
+        there = {"action_head": parts.regression is not None, "proprio_projector": parts.proprio_dim > 0}
+        there["vision_backbone"] = parts.film
         return [(file, f"{SIDE}{part}.") for part, file in side_files(folder).items() if there[part]]
-
-    def prepare_weights(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> PreparedLoad:
-        """A part with a file of its own is not taken from the main weights."""
-        parts = {prefix.removeprefix(SIDE).removesuffix(".") for _, prefix in side}
-        rename = published_names(self.arch, side=parts)
-        return prepare_load(plain_state(self), source, rename=rename, optional=self.heads, side=side)
 
     def config_json(self) -> dict[str, Any]:
         """config.json in the published layout."""
