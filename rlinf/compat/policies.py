@@ -27,8 +27,7 @@ Tensor = torch.Tensor
 class PublishedOpenPi(OpenPi):
     """The rollout's value is averaged over all denoising steps; pooled values also read padding.
 
-    For the latter nothing may be left out of the prefix: absent cameras are black images and every prompt slot counts,
-    all of them masked for everybody but themselves.
+    The prefix is therefore computed in full: absent cameras as black images, and every prompt slot, masked.
     """
 
     def prefix(self, images: Tensor, tokens: Tensor, valid: Tensor | None, *, output: bool | None = None) -> Prefix:
@@ -103,7 +102,7 @@ class PublishedOpenVlaOft(PublishedTopK, OpenVlaOft):
         if not (self.cfg.has_stop_token and self.cfg.has_critic):
             return super().read(context, bins)
         x, positions, valid = self.with_slots(context)
-        # One pad behind the sequence, where the published layout has all of them; nobody sees it.
+        # One pad behind the sequence, where the published layout has all of them; it is masked.
         x = torch.cat((x, self.embed_token(self.processor.tokenizer.pad, len(x))), 1)
         valid = torch.ones_like(positions, dtype=torch.bool) if valid is None else valid
         longest = self.cfg.num_images_in_input * self.arch.image_tokens

@@ -19,7 +19,7 @@ class PolicySpec:
 
     action_dim: int  # columns of `PolicyOutput.actions`
     num_action_chunks: int
-    image_size: int  # pixels of the square the model sees
+    image_size: int  # side in pixels of the square images the model reads
     num_images: int  # cameras the model reads (main first, then wrist)
     state_dim: int  # state columns the model reads; 0 when it reads none
     has_logprob: bool  # an L1-regression head has none: RL on it is refused at config check
@@ -114,7 +114,7 @@ class ModelConfig:
         raise NotImplementedError
 
     def num_trainable_parameters(self) -> int:
-        """Parameters the optimiser sees."""
+        """Number of parameters that the optimiser steps."""
         return sum(self.num_parameters().values())
 
     def cache_bytes_per_sample(self) -> int:

@@ -95,7 +95,7 @@ def _pillow_weights(old: int, new: int, device: torch.device) -> tuple[Tensor, T
 def _weights(old: int, new: int, kernel: Kernel, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Source indices i64 [taps, new] and weights [taps, new] that sum to 1, every step rounded to `dtype`.
 
-    The positions' rounding is most of what tells torchvision's f32 results from exact ones.
+    Rounding the positions is most of the difference between torchvision's f32 results and exact ones.
     """
     scale = torch.tensor(old, dtype=dtype) / new
     stretch = scale.clamp(min=1.0)

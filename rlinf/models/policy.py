@@ -1,4 +1,4 @@
-"""Policy: the one contract between workers and models, and how a model is found by name."""
+"""Policy: what workers call on a model, whichever it is, and how a model is found by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
-        """Actions for one chunk; no gradients. `eval` is the deterministic sampler, without log-probs worth keeping."""
+        """Actions for one chunk; no gradients. `eval` samples deterministically and gives no log-probs."""
         raise NotImplementedError
 
     def evaluate(

@@ -183,7 +183,7 @@ def _(patch: MonkeyPatch) -> None:
 
 @caught_by("pi05_tiny", name="prompt embeddings unscaled")
 def _(patch: MonkeyPatch) -> None:
-    patch.setattr(model.PiNet, "embed_prompt", lambda self, tokens: self._parts[2].embed_tokens(tokens))
+    patch.setattr(model.PiNet, "embed_prompt", lambda self, tokens: self._parts.language.embed_tokens(tokens))
 
 
 @caught_by("pi0_tiny", name="image features divided by sqrt(width)")

@@ -339,14 +339,18 @@ def test_actions_of_another_robot(tmp_path: Path):
 OFT = OftConfig(size="compact", num_action_chunks=2, action_dim=3)
 OFFICIAL = replace(OFT, implement_version="official", statistics="q99")
 OTHERS = {
-    "openvla for oft": (OpenVlaConfig(size="compact", action_dim=3), OFT, "it is an openvla checkpoint, .*openvla_oft"),
+    "openvla for oft": (
+        OpenVlaConfig(size="compact", action_dim=3),
+        OFT,
+        "it is a checkpoint of openvla, .*openvla_oft",
+    ),
     "oft for openvla": (
         OFT,
         OpenVlaConfig(size="compact", action_dim=3),
-        "it is an openvla_oft checkpoint, .*=openvla",
+        "it is a checkpoint of openvla_oft, .*=openvla",
     ),
-    "pi for oft": (config("pi0_metaworld"), OFT, "it is an openpi checkpoint, .*openvla"),
-    "oft for pi": (OFT, config("pi0_metaworld"), "it is an openvla_oft checkpoint, .*openpi"),
+    "pi for oft": (config("pi0_metaworld"), OFT, "it is a checkpoint of openpi, .*openvla"),
+    "oft for pi": (OFT, config("pi0_metaworld"), "it is a checkpoint of openvla_oft, .*openpi"),
     "layout": (OFT, OFFICIAL, "it was trained with implement_version=rlinf, .*actor.model.implement_version=official"),
     "head": (OFFICIAL, replace(OFFICIAL, action_head="l1"), "with action_head=tokens, .*actor.model.action_head=l1"),
     "statistics": (OFT, replace(OFT, statistics="bounds"), "with statistics=q99, .*actor.model.statistics=bounds"),
@@ -366,7 +370,7 @@ def test_a_folder_of_another_policy(case: str, tmp_path: Path):
     [
         ({"text_config": "llama"}, "text_config=llama must be an object"),
         ({"text_config": {"rms_norm_eps": "tiny"}}, "text_config.rms_norm_eps=tiny must be a number"),
-        ({"type": "pi05"}, "it is a pi05 checkpoint"),
+        ({"type": "pi05"}, "it is a checkpoint of pi05"),
     ],
 )
 def test_a_damaged_prismatic_config(content: dict, message: str, tmp_path: Path):

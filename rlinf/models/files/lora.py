@@ -83,19 +83,19 @@ def prepare_adapters(net: nn.Module, folder: Path, *, rename: Rename = lambda na
     `rename` maps layers (as `<layer>.weight`) like those of the base.
     """
     settings, config = LoraSettings.from_folder(folder), _config(net)
-    for key, name, theirs, ours in (
+    for key, name, stored, wanted in (
         ("r", "lora_rank", settings.rank, config.r),
         ("lora_alpha", "lora_alpha", settings.alpha, config.lora_alpha),
     ):
-        if theirs != ours:
-            raise UserError(f"{folder / CONFIG_FILE}: {key}={theirs:g}, but actor.model.{name} is {ours:g} here")
+        if stored != wanted:
+            raise UserError(f"{folder / CONFIG_FILE}: {key}={stored:g}, but actor.model.{name} is {wanted:g} here")
     file = folder / (WEIGHTS_FILE if (folder / WEIGHTS_FILE).is_file() else _OLD_WEIGHTS_FILE)
     if not file.is_file():
         raise UserError(f"{folder} has {CONFIG_FILE} but no {WEIGHTS_FILE}; the copy is incomplete")
     for name, header in read_headers(file).items():
         if ".lora_A." in name and header.shape and header.shape[0] != settings.rank:
             raise UserError(f"{file}: {name} has rank {header.shape[0]}, {CONFIG_FILE} says r={settings.rank}")
-    # peft stores frozen vocabulary tables beside the adapters of one: copies of the base that nobody needs.
+    # peft stores frozen vocabulary tables beside the adapters of one: copies of the base, not needed.
     tables = tuple(name for name in base_state(net) if name.endswith(("embed_tokens.weight", "lm_head.weight")))
     load = prepare_load(_adapter_tensors(net), file, rename=rename, optional=tables)
     if load.missing:

@@ -69,10 +69,10 @@ def check_model_type(folder: Path, model_type: str, *, network_only: bool = Fals
         raise _other_policy(folder, said, model_type)
 
 
-def check_settings(folder: Path, ours: Mapping[str, Any]) -> None:
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a folder that rlinf saved from a policy built with other values of these keys."""
     saved = saved_settings(folder)
-    for key, value in ours.items():
+    for key, value in settings.items():
         if key in saved and saved[key] != value:
             raise UserError(
                 f"{folder / CONFIG}: it was trained with {key}={saved[key]}, this configuration has "
@@ -134,10 +134,9 @@ def will_be_deleted(base: Path, folder: Path) -> bool:
     return base.resolve().is_relative_to(replaced.resolve())
 
 
-def _other_policy(folder: Path, saved: object, ours: str) -> UserError:
-    article = "an" if str(saved)[:1] in tuple("aeiou") else "a"
+def _other_policy(folder: Path, saved: object, model_type: str) -> UserError:
     return UserError(
-        f"{folder / CONFIG}: it is {article} {saved} checkpoint, this configuration is actor.model.model_type={ours}"
+        f"{folder / CONFIG}: it is a checkpoint of {saved}, this configuration is actor.model.model_type={model_type}"
     )
 
 

@@ -16,7 +16,7 @@ _MAX_VALUES = 1 << 23  # torch.quantile takes no more than 16 M
 def fit_columns(rows: Tensor, *, floor: float) -> dict[str, Tensor]:
     """mean, std and both `RANGES` of rows [M, n], each f64 [n].
 
-    A column that hardly moves must not be blown up: it gets std `floor` and a range of 4 x `floor`.
+    A column that hardly moves gets std `floor` and a range of 4 x `floor`, so that its noise is not scaled up.
     """
     rows = rows.double()
     fitted = {"mean": rows.mean(0), "std": rows.std(0, correction=0).clamp(min=floor)}

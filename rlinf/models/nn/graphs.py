@@ -53,7 +53,7 @@ class _OfWeights:
         """Whether the weights lie elsewhere than at the last call, so that recordings are void; True at the first."""
         if not self._watched:
             parameters = list(self.module.parameters())
-            self._watched = parameters[:: 1 + len(parameters) // 32]  # weights move together: a sample tells
+            self._watched = parameters[:: 1 + len(parameters) // 32]  # weights move together: a sample is enough
         before, self._addresses = self._addresses, hash(tuple([p.data_ptr() for p in self._watched]))
         return before != self._addresses
 

@@ -1,4 +1,4 @@
-"""Sizes of the π0 / π0.5 network, torch-free: the published one and two of our own, with every layer's name and size.
+"""Sizes of the π0 / π0.5 network, torch-free: `base` (published), `small` and `compact`; name and size of every layer.
 
 Letters: D model action columns (actions and state are zero-padded to it), H actions the network denoises at once.
 """

@@ -134,7 +134,7 @@ class Config(ModelConfig):
 
     @property
     def num_cameras(self) -> int:
-        """Cameras the network sees; absent ones are never computed."""
+        """Cameras the network reads; absent ones are never computed."""
         return self.openpi.num_images_in_input or self.num_images_in_input or self.convention.cameras
 
     @property
@@ -217,7 +217,7 @@ class Config(ModelConfig):
         return counts
 
     def num_trainable_parameters(self) -> int:
-        """Parameters the optimiser sees."""
+        """Number of parameters that the optimiser steps."""
         if self.is_lora:
             return sum(n for part, n in self.num_parameters().items() if part in LORA_PARTS)
         frozen = ("vision", "projector", "embedding", "language") if self.freeze_vlm else ()

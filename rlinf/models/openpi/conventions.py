@@ -21,7 +21,7 @@ class DataConvention:
     delta_mask: tuple[bool, ...] = ()  # action columns stored relative to the state
     adapt_to_pi: bool = False  # ALOHA joint signs and gripper geometry
     value_hidden: tuple[int, ...] = (512, 256, 128)
-    action_std_floor: float = 0.05  # of statistics fitted here: columns that hardly move must not be blown up
+    action_std_floor: float = 0.05  # smallest deviation when statistics are fitted: columns that hardly move stay small
 
 
 _ALOHA_DELTA = (True,) * 6 + (False,) + (True,) * 6 + (False,)

@@ -34,7 +34,6 @@ from rlinf.models.openpi.model import PiNet, Prefix
 from rlinf.models.openpi.processor import Inputs, Processor
 from rlinf.models.openpi.prompts import load_tokenizer
 from rlinf.models.openpi.sampler import Sampler
-from rlinf.models.openpi.statistics import load_statistics, save_statistics
 from rlinf.models.openpi.weights import HEADS, initialize, published_names
 from rlinf.models.policy import ImageTokenLoss
 
@@ -90,7 +89,7 @@ class Policy(PretrainedPolicy):
 
     @classmethod
     def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
-        """The network of `cfg` with the tokenizer of the folder."""
+        """The network of `cfg`, uninitialised, with the folder's tokenizer."""
         assert isinstance(cfg, Config)
         names = (tokenizers.FILE, "paligemma_tokenizer.model")
         tokenizer_file = tokenizers.find_tokenizer(folder, size=cfg.size, model="PaliGemma", names=names)
@@ -135,7 +134,11 @@ class Policy(PretrainedPolicy):
         return PolicyOutput(actions, out["logprobs"], out.get("values"), replay, cache or None)
 
     def _actions(self, given: dict[str, Tensor], *, train: bool) -> dict[str, Tensor]:
-        """Prefix and denoising as one function of tensors, which a GPU records: nothing random, nothing waited for."""
+        """A call of `predict` as a function of tensors, which a GPU records: nothing random, nothing waited for.
+
+        Gives the denoised actions `last` [B, H, D] and, to train, the scored points `x`, log-probs, values and the
+        prefix cache.
+        """
         sampler, state, start = self.sampler(), given.get("state"), given["start"]
         prefix = self.prefix(given["images"], given["tokens"], given.get("valid"))
         if not train:
@@ -173,7 +176,7 @@ class Policy(PretrainedPolicy):
 
     @torch.no_grad()
     def value(self, obs: Observation, *, noise: Noise) -> Tensor:
-        """f32 [B, 1]; an expert critic reads the features of pure noise, the first point of every chain."""
+        """Critic value f32 [B, 1]; an expert critic reads the features of pure noise, where every chain starts."""
         if self.cfg.value_input is None:
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
         features = pooled = critic_state = None
@@ -239,9 +242,9 @@ class Policy(PretrainedPolicy):
         """Normalise by these data from now on."""
         self.processor.fit(states, actions)
 
-    # ------------------------------------------------------------------ state
+    # ------------------------------------------------------------------ noise
     def set_global_step(self, step: int) -> None:
-        """Anneal the noise level."""
+        """Set the noise level of this training step, where it is annealed."""
         if self.cfg.openpi.noise_anneal:
             start, end, steps = self.cfg.openpi.noise_params
             self.noise_level = flow.annealed_noise_level(step, start, end, steps)
@@ -265,7 +268,7 @@ class Policy(PretrainedPolicy):
         return published_names(pi05=self.arch.pi05)
 
     def config_json(self) -> dict[str, Any]:
-        """Which network it is."""
+        """What config.json says of the network."""
         return {
             "model_type": "openpi",
             "size": self.cfg.size,
@@ -275,16 +278,12 @@ class Policy(PretrainedPolicy):
 
     def save_extras(self, folder: Path) -> None:
         """Write normalisation statistics and tokenizer."""
-        stats = {"state": self.processor.state_stats, "actions": self.processor.action_stats}
-        save_statistics(folder, self.cfg.convention.asset_id, stats)
+        self.processor.save(folder)
         (folder / tokenizers.FILE).write_bytes(self.tokenizer_model)
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
         """Check the folder's statistics."""
-        row = self.cfg.convention
-        stats = load_statistics(folder, row.asset_id, quantile=row.quantile_norm)
-        self.processor.check_statistics(stats)
-        return lambda: self.processor.set_statistics(stats)
+        return self.processor.prepare(folder)
 
     def check_folder(self, folder: Path) -> None:
         """A folder that rlinf saved says which network it holds; published ones are known by their shapes only."""
@@ -339,7 +338,7 @@ class Policy(PretrainedPolicy):
 
     # ------------------------------------------------------------------ actions and values
     def executed(self, x: Tensor) -> Tensor:
-        """[B, H, D] -> the part the simulator sees, [B, C, A]."""
+        """[B, H, D] -> the actions and columns that are executed, [B, C, A]."""
         return x[:, : self.cfg.num_action_chunks, : self.cfg.action_dim]
 
     def rollout_features(self, features: Tensor, index: Tensor | None) -> Tensor:
@@ -352,7 +351,10 @@ class Policy(PretrainedPolicy):
         return features[torch.arange(len(index), device=index.device), index][:, None]
 
     def critic(self, features: Tensor | None, pooled: Tensor | None, critic_state: Tensor | None) -> Tensor | None:
-        """f32 [B, 1], averaged over the steps of features [B, 1 or N, H, W]."""
+        """f32 [B, 1] of whichever input the configured critic reads; None without one.
+
+        Expert features [B, 1 or N, H, W] give a value per denoising step, which are averaged.
+        """
         if self.value_head is None:
             return None
         if self.cfg.value_input == "state":
@@ -370,6 +372,7 @@ class Policy(PretrainedPolicy):
         return self.value_head(view).mean(1)
 
     def _critic_state(self, obs: Observation) -> Tensor:
+        """The simulator's privileged state, f32 [B, K]."""
         wanted = self.cfg.openpi.critic_state_dim
         if obs.critic_state is None or obs.critic_state.shape[1] != wanted:
             have = "none" if obs.critic_state is None else str(obs.critic_state.shape[1])

@@ -5,8 +5,10 @@ Letters: B rows, n cameras, S state columns, C actions executed, H denoised, A c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,10 +22,10 @@ from rlinf.models.openpi import transforms
 from rlinf.models.openpi.architecture import Architecture
 from rlinf.models.openpi.config import STATE_KEY, Config
 from rlinf.models.openpi.prompts import PromptTokenizer
-from rlinf.models.openpi.statistics import Statistics
+from rlinf.models.openpi.statistics import Statistics, load_statistics, save_statistics
 
 Tensor = torch.Tensor
-STATE_STD_FLOOR = 0.01  # columns that hardly move must not be blown up
+STATE_STD_FLOOR = 0.01  # smallest deviation when statistics are fitted: columns that hardly move stay small
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,10 @@ class Inputs:
 
 
 class Processor(nn.Module):
-    """Statistics, tokenizer and the robot's convention; everything runs on the statistics' device."""
+    """Between a simulator and the network: statistics, tokenizer and the robot's convention.
+
+    Everything runs on the device of the statistics.
+    """
 
     def __init__(self, cfg: Config, arch: Architecture, tokenizer: PromptTokenizer) -> None:
         super().__init__()
@@ -48,6 +53,7 @@ class Processor(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where inputs and actions are computed."""
         return self.action_stats.mean.device
 
     def encode(self, obs: Observation) -> Inputs:
@@ -94,20 +100,23 @@ class Processor(nn.Module):
         relative = self._to_model(actions[:, None], states)[:, 0]
         self.action_stats = Statistics.fit(relative, floor=self.row.action_std_floor).to(self.device)
 
-    def check_statistics(self, stats: dict[str, Statistics]) -> None:
-        """Statistics read from a checkpoint must have the columns this configuration reads."""
-        wanted = {"state": self.cfg.state_dim, "actions": self.cfg.action_dim}
-        for key, columns in wanted.items():
-            have = stats[key].mean.shape[0]
-            if have < columns:
-                raise UserError(
-                    f"norm_stats.json has {have} {key} columns, {self.cfg.openpi.config_name} needs {columns}"
-                )
+    def prepare(self, folder: Path) -> Callable[[], None]:
+        """Check the statistics of a checkpoint; the function returned takes over the columns that are read."""
+        stats = load_statistics(folder, self.row.asset_id, quantile=self.row.quantile_norm)
+        for key, columns in (("state", self.cfg.state_dim), ("actions", self.cfg.action_dim)):
+            if (have := stats[key].mean.shape[0]) < columns:
+                name = self.cfg.openpi.config_name
+                raise UserError(f"norm_stats.json has {have} {key} columns, {name} needs {columns}")
 
-    def set_statistics(self, stats: dict[str, Statistics]) -> None:
-        """Normalise by statistics that `check_statistics` passed; columns nobody reads are dropped."""
-        self.state_stats = stats["state"].first(self.cfg.state_dim).to(self.device)
-        self.action_stats = stats["actions"].first(self.cfg.action_dim).to(self.device)
+        def take() -> None:
+            self.state_stats = stats["state"].first(self.cfg.state_dim).to(self.device)
+            self.action_stats = stats["actions"].first(self.cfg.action_dim).to(self.device)
+
+        return take
+
+    def save(self, folder: Path) -> None:
+        """Write the statistics, as `prepare` reads them."""
+        save_statistics(folder, self.row.asset_id, {"state": self.state_stats, "actions": self.action_stats})
 
     def _state(self, obs: Observation) -> Tensor | None:
         """The columns the model reads, in π's convention."""
@@ -117,6 +126,7 @@ class Processor(nn.Module):
         return transforms.aloha_state(state) if self.row.adapt_to_pi else state
 
     def _to_model(self, actions: Tensor, state: Tensor | None) -> Tensor:
+        """Simulator actions [B, H, A] in π's convention, un-normalised."""
         if self.row.adapt_to_pi:
             actions = transforms.aloha_actions_inverse(actions)
         if self.row.delta_mask:

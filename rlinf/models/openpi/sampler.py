@@ -49,19 +49,19 @@ class Score:
 
 @dataclass(frozen=True)
 class Sampler:
-    """One noise method at one noise level."""
+    """Samples and scores denoising paths by one noise method at one noise level."""
 
     net: PiNet
     method: NoiseMethod
-    num_steps: int
+    num_steps: int  # N
     noise_level: float = 0.5
-    joint: bool = False
-    squared_error: bool = False
-    noise_head: NoiseHead | None = None
+    joint: bool = False  # every step is stochastic and scored, not one of them
+    squared_error: bool = False  # score by -(x - mean)² instead of the log-density
+    noise_head: NoiseHead | None = None  # the standard deviation of flow_noise
     table: flow.Weights | None = None  # where given, instead of the one of method, num_steps and noise_level
 
     def num_choices(self, *, ignore_last: bool) -> int:
-        """Steps a single stochastic step may be drawn from; the last one of flow_cps has no noise."""
+        """How many steps, from the first on, the stochastic one is drawn from; the last of flow_cps has no noise."""
         return self.num_steps - (ignore_last or self.method == "flow_cps")
 
     def times(self, device: torch.device) -> Times:
@@ -76,10 +76,7 @@ class Sampler:
         features = self.net.suffix(prefix, state, x, times.at(index))
         velocity = self.net.velocity(features)
         mean = flow.step_mean(weights, x, velocity)
-        if self.noise_head is None:
-            std = weights.std.expand_as(mean)
-        else:
-            std = self.noise_head(features)
+        std = weights.std.expand_as(mean) if self.noise_head is None else self.noise_head(features)
         return Transition(mean, std, velocity, features)
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ _EXPERT_NORM = re.compile(r"gemma_expert\.model\..*(layernorm|norm)\.weight$")
 
 
 def published_names(*, pi05: bool) -> Rename:
-    """From any published layout to `Policy`'s own parameter names (None: a tensor we do not need)."""
+    """From any published layout to `Policy`'s own parameter names (None: a tensor that is not needed)."""
 
     def rename(name: str) -> str | None:
         for pattern, replacement in _ALIASES:
@@ -49,7 +49,7 @@ def initialize(module: nn.Module, generator: torch.Generator) -> None:
     for name, m in module.named_modules():
         initialize_layer(m, generator)
         if isinstance(m, nn.Embedding):
-            # Prompts are scaled by sqrt(width) later; faint positions would leave an image a bag of patches.
+            # Prompts are scaled by sqrt(width) later; small positions would not tell patches apart.
             truncated_normal_(m.weight, 1.0 if "position" in name else 1.0 / math.sqrt(m.embedding_dim), generator)
         elif isinstance(m, RMSNorm):
             nn.init.zeros_(m.weight)

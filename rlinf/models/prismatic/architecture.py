@@ -1,4 +1,4 @@
-"""Sizes of the OpenVLA network, torch-free: the published one and two of our own, with every layer's name and size.
+"""Sizes of the OpenVLA network, torch-free: `base` (published), `small` and `compact`; name and size of every layer.
 
 Letters: S pixels of a side, T tokens a camera, W language width, K actions a chunk, D action columns.
 """

@@ -132,7 +132,7 @@ class PrismaticConfig(ModelConfig):
         return counts
 
     def num_trainable_parameters(self) -> int:
-        """Parameters the optimiser sees: all of them, or adapters and value head."""
+        """Number of parameters that the optimiser steps: all, or adapters and value head."""
         counts = self.num_parameters()
         return sum(n for part, n in counts.items() if not self.is_lora or part in ("adapters", "value_head"))
 

@@ -24,7 +24,7 @@ Kind = Literal["q99", "bounds"]
 Part = Literal["action", "proprio"]
 PREPROCESSOR, STATISTICS = "preprocessor_config.json", "dataset_statistics.json"
 FIELDS: dict[Kind, tuple[str, str]] = {"q99": RANGES[0], "bounds": RANGES[1]}
-ACTION_STD_FLOOR, STATE_STD_FLOOR = 0.05, 0.01  # columns that hardly move must not be blown up
+ACTION_STD_FLOOR, STATE_STD_FLOOR = 0.05, 0.01  # smallest deviations when statistics are fitted
 _EPS = 1e-8
 _LENGTH_KEY: dict[Part, str] = {"action": "actor.model.action_dim", "proprio": "the number of state columns"}
 
@@ -40,13 +40,13 @@ def read_architecture(folder: Path, arch: Architecture) -> Architecture:
     epsilon = text.get("rms_norm_eps", arch.norm_eps)
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
         raise UserError(f"{folder / CONFIG}: text_config.rms_norm_eps={str(epsilon)[:60]} must be a number")
-    said = {key: text.get(key) for key in _text_sizes(arch)} | {"n_action_bins": config.get("n_action_bins")}
-    said["image_sizes"] = sizes[0] if isinstance(sizes, list) and sizes else sizes
-    ours = _text_sizes(arch) | {"n_action_bins": arch.num_bins, "image_sizes": arch.image_size}
-    for key, value in said.items():
-        if value is not None and value != ours[key]:
+    stored = {key: text.get(key) for key in _text_sizes(arch)} | {"n_action_bins": config.get("n_action_bins")}
+    stored["image_sizes"] = sizes[0] if isinstance(sizes, list) and sizes else sizes
+    wanted = _text_sizes(arch) | {"n_action_bins": arch.num_bins, "image_sizes": arch.image_size}
+    for key, value in stored.items():
+        if value is not None and value != wanted[key]:
             raise UserError(
-                f"{folder / CONFIG} says {key}={value}, this configuration needs {ours[key]}: another actor.model.size?"
+                f"{folder / CONFIG} says {key}={value}, this configuration needs {wanted[key]}: other actor.model.size?"
             )
     (dino_mean, siglip_mean), (dino_std, siglip_std) = _pixel_statistics(folder / PREPROCESSOR, arch)
     return replace(

@@ -110,7 +110,7 @@ class LanguageModel(nn.Module):
 
 
 class PrismaticNet(nn.Module):
-    """Weights and passes; how a sequence is laid out is the caller's business."""
+    """The network's weights and passes; callers lay out the sequence (`sequence`, and the policies)."""
 
     def __init__(self, arch: Architecture, parts: Parts = PLAIN) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class PrismaticNet(nn.Module):
     ) -> Tensor:
         """Embeddings [B, L, W] at i64 [B, L] -> [B, L, W] after the final norm; a cache is filled from slot 0 on.
 
-        Nobody attends to a token where bool `valid` [B, L] is False; None when every token counts.
+        Tokens where bool `valid` [B, L] is False are attended to by none; None when every token counts.
         """
         return self.language_model.model(x, positions, valid, causal=causal, cache=cache)
 

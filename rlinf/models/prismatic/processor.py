@@ -39,7 +39,10 @@ class Inputs:
 
 
 class Processor(nn.Module):
-    """Statistics and tokenizer of a checkpoint; everything runs on the statistics' device."""
+    """Between a simulator and the network: statistics and tokenizer of a checkpoint.
+
+    Everything runs on the device of the statistics.
+    """
 
     def __init__(self, cfg: PrismaticConfig, arch: Architecture, tokenizer: PromptTokenizer) -> None:
         super().__init__()
@@ -50,6 +53,7 @@ class Processor(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where inputs and actions are computed."""
         return self.action_ranges.low.device
 
     def encode(self, obs: Observation) -> Inputs:
@@ -99,6 +103,7 @@ class Processor(nn.Module):
         return lambda: None
 
     def _prepared(self, table: StatisticsTable) -> Callable[[], None]:
+        """Look the ranges of this configuration up; the function returned takes them over."""
         key, kind, columns = self.cfg.unnorm_key, self.cfg.statistics_kind, self.cfg.state_columns
         action = table.load(key, "action", kind=kind, columns=self.cfg.action_dim)
         state = table.load(key, "proprio", kind=kind, columns=columns) if columns else ColumnRanges.identity(0)
@@ -110,6 +115,7 @@ class Processor(nn.Module):
         return take
 
     def _state(self, obs: Observation) -> Tensor | None:
+        """The state columns that are read, normalised: f32 [B, p]."""
         if not self.cfg.state_columns:
             return None
         state = state_columns(obs, self.cfg.state_columns, self.device, key="actor.model.proprio_dim")

@@ -25,7 +25,7 @@ class Context:
     valid: Tensor | None  # bool [B, P]; None when every token counts
 
     def positions(self, more: int = 0) -> Tensor:
-        """i64 [B, P + more]: how many valid tokens come before each; pads repeat one, unseen."""
+        """i64 [B, P + more]: how many valid tokens come before each; pads, which are masked, repeat a position."""
         rows, length = self.x.shape[0], self.x.shape[1] + more
         if self.valid is None:
             return torch.arange(length, device=self.x.device).expand(rows, -1)

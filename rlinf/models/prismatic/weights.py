@@ -27,7 +27,13 @@ _ALIASES = (
     (re.compile(r"\.(ls[12])\.gamma$"), r".\1.scale_factor"),  # timm's own name
 )
 _BLOCK = re.compile(r"^vision_backbone\.(featurizer|fused_featurizer)\.blocks\.(\d+)\.")
-_FAINT = ("lm_head", "action_head.model.fc2", ".scale", ".shift")  # outputs, and FiLM's change of its features
+# Layers that start small: outputs, and FiLM's change of its features.
+_SMALL = (
+    "lm_head",
+    "action_head.model.fc2",
+    ".scale",
+    ".shift",
+)
 _NUM_WAVES = 6
 _UNREAD = re.compile(r"^vision_backbone\.\w+\.(norm|attn_pool)\.|\.rotary_emb\.inv_freq$")
 
@@ -68,7 +74,7 @@ def _step(file: Path) -> int:
 def initialize(net: PrismaticNet, generator: torch.Generator) -> None:
     """Random weights that train: fan-in scaled matrices, unit-scale embeddings, outputs near zero, ordered bins."""
     for name, m in net.named_modules():
-        initialize_layer(m, generator, gain=0.1 if name.endswith(_FAINT) else 1.0)
+        initialize_layer(m, generator, gain=0.1 if name.endswith(_SMALL) else 1.0)
         if isinstance(m, nn.Embedding):
             truncated_normal_(m.weight, 1.0, generator)  # as large as the projected patches beside them
         elif isinstance(m, nn.RMSNorm):
@@ -76,7 +82,7 @@ def initialize(net: PrismaticNet, generator: torch.Generator) -> None:
         elif isinstance(m, LayerScale):
             nn.init.ones_(m.scale_factor)
         elif isinstance(m, TimmVit):
-            # Faint positions would leave an image a bag of patches.
+            # Small positions would not tell patches apart.
             for tokens in (m.pos_embed, m.cls_token, m.reg_token):
                 if tokens is not None:
                     truncated_normal_(tokens, 1.0, generator)
