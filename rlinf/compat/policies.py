@@ -32,18 +32,12 @@ class PublishedOpenPi(OpenPi):
 
     def prefix(self, images: Tensor, tokens: Tensor, valid: Tensor | None, *, output: bool | None = None) -> Prefix:
         """See OpenPi.prefix: three cameras and every prompt slot."""
-        missing = self.arch.max_token_len - tokens.shape[1]
+        slots = (0, self.arch.max_token_len - tokens.shape[1])
         valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-        cameras = [0, ALL_CAMERAS - images.shape[1]]
-        images = F.pad(images, [0, 0] * (images.dim() - 2) + cameras)
-        return self.net.prefix(
-            images,
-            F.pad(tokens, (0, missing)),
-            F.pad(valid, (0, missing)),
-            image_valid=self._image_valid(len(images)),
-            output=self.cfg.value_input == "vlm" if output is None else output,
-            full_mask=True,
-        )
+        tokens, valid = F.pad(tokens, slots), F.pad(valid, slots)
+        images = F.pad(images, (0, 0) * (images.dim() - 2) + (0, ALL_CAMERAS - images.shape[1]))
+        cameras, output = self._image_valid(len(images)), self.cfg.value_input == "vlm" if output is None else output
+        return self.net.prefix(images, tokens, valid, image_valid=cameras, output=output, full_mask=True)
 
     def pool(self, prefix: Prefix) -> Tensor | None:
         """See OpenPi.pool: the mean includes padded prompt slots, the last token may be a pad."""

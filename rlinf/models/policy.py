@@ -14,7 +14,8 @@ from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.models.config import ModelConfig, PolicySpec, own_models
 from rlinf.plugins import MODEL, dotted_path, import_attribute
 
-ImageTokenLoss = Callable[[torch.Tensor], torch.Tensor]  # mean image tokens f32 [B, W] -> a scalar
+Tensor = torch.Tensor
+ImageTokenLoss = Callable[[Tensor], Tensor]  # mean image tokens f32 [B, W] -> a scalar
 
 
 class Policy(nn.Module):
@@ -32,12 +33,7 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def evaluate(
-        self,
-        replay: dict[str, torch.Tensor],
-        *,
-        values: bool,
-        entropy: bool,
-        cache: dict[str, torch.Tensor] | None = None,
+        self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
         """Log-probs (and values, entropy) of stored actions under the current weights, with gradients.
 
@@ -45,19 +41,19 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
-    def value(self, obs: Observation, *, noise: Noise) -> torch.Tensor:
+    def value(self, obs: Observation, *, noise: Noise) -> Tensor:
         """Critic value f32 [B, V] without sampling an action; no gradients."""
         raise NotImplementedError
 
     def sft_loss(
         self,
         obs: Observation,
-        actions: torch.Tensor,
+        actions: Tensor,
         *,
         noise: Noise,
         draws: int = 1,
         image_token_loss: ImageTokenLoss | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Imitation loss, a scalar with gradients, for expert action chunks f32 [B, C, A] in env units.
 
         A model that adds noise to its targets averages over `draws` draws per row. `image_token_loss`, a further loss
@@ -65,7 +61,7 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
-    def resize_images(self, images: torch.Tensor) -> torch.Tensor:
+    def resize_images(self, images: Tensor) -> Tensor:
         """u8 [B, H, W, 3] in the size the network reads, where that changes nothing else; imitation does it once."""
         return images
 
@@ -74,7 +70,7 @@ class Policy(nn.Module):
         """W of the mean image token that `sft_loss` hands to `image_token_loss`; None: it takes no such loss."""
         return None
 
-    def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
+    def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Set the normalisation statistics from data (states [M, S], actions [M, A]); saved beside the weights."""
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
-from rlinf.models.files import lora, policy_folder, weights
+from rlinf.models.files import lora, policy_folder, tokenizers, weights
 from rlinf.models.files.lora_settings import CONFIG_FILE, has_adapters, recorded_base
 from rlinf.models.files.policy_folder import CONFIG, SETTINGS, Fingerprint, fingerprint_difference
 from rlinf.models.files.weights import PreparedLoad, Rename, SideFiles, prepare_load
@@ -39,6 +39,11 @@ class PretrainedPolicy(Policy):
     base_folder: Path | None = None  # where the weights under the adapters were taken from, if they can be again
     base_fingerprint: Fingerprint | None = None  # of its files, as they were then
     _act: Recorder
+
+    def __init__(self, cfg: ModelConfig, tokenizer_file: Path) -> None:
+        super().__init__()
+        self.cfg, self.spec = cfg, cfg.spec()
+        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when the policy is saved
 
     @classmethod
     def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
@@ -86,7 +91,7 @@ class PretrainedPolicy(Policy):
         raise NotImplementedError
 
     def save_extras(self, folder: Path) -> None:
-        """Write statistics and tokenizer."""
+        """Write statistics, and what else is not weights, settings or tokenizer."""
         raise NotImplementedError
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
@@ -138,8 +143,10 @@ class PretrainedPolicy(Policy):
         weights.save_weights(lora.merged_state(self.net) | self._head_tensors(), folder)
 
     def _save_settings(self, folder: Path, *, is_lora: bool) -> None:
+        """Write everything but weights."""
         folder.mkdir(parents=True, exist_ok=True)
         self.save_extras(folder)
+        (folder / tokenizers.FILE).write_bytes(self.tokenizer_model)
         settings = asdict(replace(self.cfg, model_path=None, lora_path=None, is_lora=is_lora))
         policy_folder.write_json(folder / CONFIG, self.config_json() | {SETTINGS: settings})
 
@@ -222,13 +229,9 @@ class PretrainedPolicy(Policy):
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(self.heads)}
 
     def _net_names(self) -> Rename:
+        """From published names to those inside `self.net`."""
         names = self.published_names()
-
-        def rename(name: str) -> str | None:
-            own = names(name)
-            return None if own is None else own.removeprefix("net.")
-
-        return rename
+        return lambda name: (own := names(name)) and own.removeprefix("net.")
 
 
 def _base_of(folder: Path) -> Path | None:

@@ -91,9 +91,9 @@ def prepare_load(
         hint = _adapter_hint(targets) if any(map(_is_adapter, unknown)) else ""
         raise UserError(f"{source} holds {len(unknown)} tensors this model does not have: {shortened(unknown)}{hint}")
     missing = targets.keys() - copies.keys()
-    adapters = [name for name in targets if _is_adapter(name)]
-    groups = [[n for n in targets if n.startswith(prefix) and not _is_adapter(n)] for prefix in optional]
-    for label, group in zip((*(f"{p}*" for p in optional), "the LoRA adapters"), (*groups, adapters), strict=True):
+    groups = {f"{prefix}*": [n for n in targets if n.startswith(prefix) and not _is_adapter(n)] for prefix in optional}
+    groups["the LoRA adapters"] = [name for name in targets if _is_adapter(name)]
+    for label, group in groups.items():
         lost = sorted(missing.intersection(group))
         if 0 < len(lost) < len(group):
             raise UserError(f"{source} holds only a part of {label}: {shortened(lost)} are missing")

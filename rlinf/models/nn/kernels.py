@@ -1,6 +1,9 @@
 """Triton kernels behind `fused`: each reads its inputs once and writes its outputs once.
 
 Imported only where a GPU is used; the formulas they must equal are the plain ones in `fused`.
+
+What they earn (docs/benchmarks.md, one H200): a call of π0 on 64 rows takes 1.22 times what its matrix products alone
+would, one of OpenVLA-OFT 1.16 times; what is left is everything between the products, attention included.
 """
 
 from __future__ import annotations
@@ -225,5 +228,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """See fused.linear_gelu: the library's product with bias and tanh-GELU applied before it is written."""
+    # A private name of torch: no public one reaches cuBLAS's fused epilogue.
     out = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], -1)

@@ -103,11 +103,8 @@ class Config(ModelConfig):
             OpenPiOptions(config_name="pi05_metaworld", train_expert_only=True, value_after_vlm=True),
             OpenPiOptions(config_name="pi0_calvin", noise_method="flow_noise", joint_logprob=True),
         )
-        dims = [CONVENTIONS[row.config_name].action_dim for row in rows]
-        full = tuple(
-            cls(size="compact", num_action_chunks=3, action_dim=dim, num_steps=3, add_value_head=True, openpi=row)
-            for dim, row in zip(dims, rows, strict=True)
-        )
+        plain = cls(size="compact", num_action_chunks=3, num_steps=3, add_value_head=True)
+        full = [replace(plain, action_dim=CONVENTIONS[row.config_name].action_dim, openpi=row) for row in rows]
         return *full, *(replace(cfg, is_lora=True, lora_rank=4, lora_alpha=16) for cfg in full[:2])
 
     def for_run(self, run: RunSettings) -> Self:

@@ -58,10 +58,8 @@ class Policy(PretrainedPolicy):
         tokenizer_file: Path = tokenizers.BUNDLED,
     ) -> None:
         """Network weights are left uninitialised: use `build`, or load them. `arch` overrides the sizes of `cfg`."""
-        super().__init__()
-        self.cfg, self.spec = cfg, cfg.spec()
+        super().__init__(cfg, tokenizer_file)
         self.arch = arch = arch or cfg.architecture()
-        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when the policy is saved
         with torch.device("meta"):
             self.net = PiNet(arch)
         if cfg.stored_precision == "bf16":
@@ -277,9 +275,8 @@ class Policy(PretrainedPolicy):
         }
 
     def save_extras(self, folder: Path) -> None:
-        """Write normalisation statistics and tokenizer."""
+        """Write normalisation statistics."""
         self.processor.save(folder)
-        (folder / tokenizers.FILE).write_bytes(self.tokenizer_model)
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
         """Check the folder's statistics."""

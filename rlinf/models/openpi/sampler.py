@@ -151,12 +151,8 @@ class Sampler:
                 used = std if self.noise_head is None else std * chosen[:, i, None, None]
                 x = torch.addcmul(x, used, draw(i))
             xs.append(x)
-        return Chain(
-            x=torch.stack(xs, 1),
-            velocity=torch.stack(velocities, 1),
-            std=torch.stack(stds, 1) if stds else None,
-            features=torch.stack(features, 1),
-        )
+        learned = torch.stack(stds, 1) if stds else None
+        return Chain(torch.stack(xs, 1), torch.stack(velocities, 1), learned, torch.stack(features, 1))
 
     def _step_logprob(self, chain: Chain, index: Tensor | slice) -> Tensor:
         """Log-prob [B, H, D] of one step of a sampled path: a step per row i64 [B], or a slice of one for all."""

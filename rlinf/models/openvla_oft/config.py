@@ -64,6 +64,7 @@ class Config(PrismaticConfig):
         return self.statistics or ("bounds" if self.implement_version == "official" else "q99")
 
     def without_logprob(self) -> str:
+        """The setting that leaves the policy without log-probs."""
         return f"actor.model.action_head={self.action_head}"
 
     def check(self) -> None:

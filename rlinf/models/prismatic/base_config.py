@@ -162,18 +162,14 @@ class PrismaticConfig(ModelConfig):
         ):
             if value < least:
                 raise UserError(f"actor.model.{key}={value} must be at least {least}")
+        sampling = "rollout.sampling_params"
         if not 0 < self.temperature_train < math.inf:
             raise UserError(
-                f"rollout.sampling_params.temperature_train={self.temperature_train} must be positive and finite: "
-                f"training samples its actions (temperature_eval may be <= 0, which is greedy)"
+                f"{sampling}.temperature_train={self.temperature_train} must be positive and finite: training samples "
+                "its actions (temperature_eval may be <= 0, which is greedy)"
             )
         if not math.isfinite(self.temperature_eval):
-            raise UserError(
-                f"rollout.sampling_params.temperature_eval={self.temperature_eval} must be finite; <= 0 is greedy"
-            )
+            raise UserError(f"{sampling}.temperature_eval={self.temperature_eval} must be finite; <= 0 is greedy")
         if self.top_k > NUM_BINS:
-            raise UserError(
-                f"rollout.sampling_params.top_k={self.top_k} must be at most {NUM_BINS}, the number of action bins; "
-                "<= 0 keeps all"
-            )
+            raise UserError(f"{sampling}.top_k={self.top_k} must be at most {NUM_BINS}, the number of bins; <= 0: all")
         _ = self.architecture(), self.stored_precision

@@ -66,10 +66,8 @@ class PrismaticPolicy(PretrainedPolicy):
         tokenizer_file: Path = tokenizers.BUNDLED,
     ) -> None:
         """Network weights are left uninitialised: use `build`, or load them. `arch` overrides the sizes of `cfg`."""
-        super().__init__()
-        self.cfg, self.spec = cfg, cfg.spec()
+        super().__init__(cfg, tokenizer_file)
         self.arch = arch = arch or cfg.architecture()
-        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when the policy is saved
         with torch.device("meta"):
             self.net = PrismaticNet(arch, cfg.parts())
             self.value_head = None
@@ -230,10 +228,9 @@ class PrismaticPolicy(PretrainedPolicy):
         return config_json(self.arch)
 
     def save_extras(self, folder: Path) -> None:
-        """Statistics, tokenizer and pixel statistics."""
+        """Write statistics of actions and pixels."""
         if self.processor.table.entries:
             self.processor.table.save(folder)
-        (folder / tokenizers.FILE).write_bytes(self.tokenizer_model)
         write_json(folder / PREPROCESSOR, preprocessor_json(self.arch))
 
     def check_folder(self, folder: Path) -> None:

@@ -91,15 +91,11 @@ class Processor(nn.Module):
 
     def prepare(self, folder: Path) -> Callable[[], None]:
         """Check the statistics of a checkpoint (small sizes may have none); the function returned takes them over."""
-        table = StatisticsTable.read(folder)
+        table, key = StatisticsTable.read(folder), self.cfg.unnorm_key
         if table.entries or self.cfg.size == "base":
             return self._prepared(table)
-        if self.cfg.unnorm_key is not None:
-            logger.warning(
-                "actor.model.unnorm_key=%s: %s holds no action statistics, actions stay in [-1, 1]",
-                self.cfg.unnorm_key,
-                folder,
-            )
+        if key is not None:
+            logger.warning("actor.model.unnorm_key=%s: %s has no statistics, actions stay in [-1, 1]", key, folder)
         return lambda: None
 
     def _prepared(self, table: StatisticsTable) -> Callable[[], None]:
