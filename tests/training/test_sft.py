@@ -53,9 +53,9 @@ class LinearPolicy(Policy):
         *,
         noise: Noise,
         draws: int = 1,
-        seen: ImageTokenLoss | None = None,
+        image_token_loss: ImageTokenLoss | None = None,
     ) -> torch.Tensor:
-        assert seen is None  # a policy without an image width is never asked
+        assert image_token_loss is None  # never given to a policy without an image width
         states = obs.states[:, None] + 1e-3 * noise.normal((draws, 2))  # [B, draws, 2]
         wanted = (actions / self.scale).flatten(1)[:, None]
         return ((self.linear(states) - wanted) ** 2).mean()
