@@ -36,7 +36,8 @@ class PublishedOpenPi(OpenPi):
         valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
         tokens, valid = F.pad(tokens, slots), F.pad(valid, slots)
         images = F.pad(images, (0, 0) * (images.dim() - 2) + (0, ALL_CAMERAS - images.shape[1]))
-        cameras, output = self._image_valid(len(images)), self.cfg.value_input == "vlm" if output is None else output
+        output = self.cfg.value_input == "vlm" if output is None else output
+        cameras = self._image_valid(len(images))
         return self.net.prefix(images, tokens, valid, image_valid=cameras, output=output, full_mask=True)
 
     def pool(self, prefix: Prefix) -> Tensor | None:

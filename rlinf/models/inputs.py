@@ -50,7 +50,7 @@ class Prompts:
 
     ids: Tensor  # i32 [B, L]
     valid: Tensor  # bool [B, L]; False on pads
-    shortest: int  # fewest valid slots of a row, known without asking the device
+    shortest: int  # fewest and most valid slots of a row, known without asking the device
     longest: int
     pads_last: bool  # pads behind the prompt, or else between its first token and the rest
 
@@ -62,7 +62,7 @@ class Prompts:
         ids = torch.full((len(places), length), pad, dtype=torch.int32)
         valid = torch.zeros(len(places), length, dtype=torch.bool)
         for i, row in enumerate(places):
-            slots = [0, *range(length - len(row) + 1, length)] if not pads_last else list(range(len(row)))
+            slots = list(range(len(row))) if pads_last else [0, *range(length - len(row) + 1, length)]
             ids[i, slots] = torch.tensor(row, dtype=torch.int32)
             valid[i, slots] = True
         lengths = [len(row) for row in places]

@@ -2,7 +2,7 @@
 
 The kernels (see `kernels`) compute in fp32 and round once. Gradients are always those of the plain formula, taken when
 the backward pass needs them, so only the inputs are kept; small fp32 networks, where launches cost most, keep it all.
-What they earn in acting stands in `kernels`; updates of π0 run at 2871 samples/s on one H200 (docs/benchmarks.md).
+Measured with them (docs/benchmarks.md, one H200): updates of π0 run at 2871 samples/s; for calls see `kernels`.
 
 Letters: B rows, S tokens, W width, G key/value heads, R query heads per group, E head width.
 """

@@ -2,8 +2,8 @@
 
 Thousands of small kernels per policy call cost more to launch than to run; a replay launches them all at once.
 
-What it earns (docs/benchmarks.md, one H200): a call of π0 on one row takes 9.1 ms, openpi's own code 216 ms, or 76 ms
-compiled. Recorded gradients serve imitation of the small sizes: 1600 steps of 256 rows in 80 s (docs/maniskill.md).
+Measured with it (docs/benchmarks.md, one H200): a call of π0 on one row takes 9.1 ms; openpi's own code takes 216 ms,
+or 76 ms compiled. Recorded gradients: imitation of size small takes 1600 steps of 256 rows in 80 s (docs/maniskill.md).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Imported only where a GPU is used; the formulas they must equal are the plain ones in `fused`.
 
-What they earn (docs/benchmarks.md, one H200): a call of π0 on 64 rows takes 1.22 times what its matrix products alone
-would, one of OpenVLA-OFT 1.16 times; what is left is everything between the products, attention included.
+Measured with them (docs/benchmarks.md, one H200): a call of π0 on 64 rows takes 1.22 times what its matrix products
+alone would, one of OpenVLA-OFT 1.16 times; what is left is everything between the products, attention included.
 """
 
 from __future__ import annotations

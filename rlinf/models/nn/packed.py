@@ -3,8 +3,8 @@
 The layers keep their names and their own parameters (checkpoints, adapters and optimisers see nothing); their weights
 are moved into one tensor of which each is a view, so that in-place updates reach the product too.
 
-What it earns (docs/benchmarks.md, one H200): OpenVLA decodes an action of one row in 36.3 ms, 1.48 times what reading
-its weights takes, which is the floor of so small products.
+Measured with it (docs/benchmarks.md, one H200): OpenVLA gives one row's action in 36.3 ms, 1.48 times the floor; three
+quarters of that floor are reading the weights once per token, which so small products cannot hide.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stacks of blocks, and what is done block by block: gradient checkpointing, and gathering sharded weights.
 
 Gradient checkpointing keeps the input of each block instead of its activations and computes the block again in the
-backward pass. What it earns (docs/benchmarks.md, one H200): an OpenVLA update with LoRA, 80 rows at a time, peaks at
-40.9 GiB.
+backward pass. Measured with it (docs/benchmarks.md, one H200): an OpenVLA update with LoRA, 80 rows at a time, peaks
+at 40.9 GiB.
 """
 
 from __future__ import annotations
