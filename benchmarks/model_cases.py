@@ -148,7 +148,7 @@ def _instruction(policy: Any, tokens: int) -> tuple[str, int]:
     """An instruction whose prompt has `tokens` tokens, or more where the prompt's own words do, and their number."""
     for words in range(1, tokens + 1):
         text = " ".join([WORD] * words)
-        used = int(policy.processor.tokenizer([text])[1].sum())
+        used = policy.processor.tokenizer([text]).longest
         if used >= tokens:
             break
     return text, used

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf.models.config import ModelConfig
+from rlinf.models.nn.sizes import Tower
 from rlinf.models.openpi.architecture import Architecture as PiArchitecture
 from rlinf.models.openpi.config import Config as PiConfig
 from rlinf.models.openvla.config import Config as OpenVlaConfig
 from rlinf.models.prismatic.architecture import Architecture as PrismaticArchitecture
-from rlinf.models.prismatic.architecture import Tower
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.base_config import PrismaticConfig
 
 BYTES = {"bf16": 2, "fp32": 4}
 
@@ -68,7 +68,7 @@ def phases_of(cfg: ModelConfig, *, rows: int, prompt: int) -> list[Phase]:
             output=cfg.value_input == "vlm",
             precision=BYTES[cfg.stored_precision],
         )
-    if isinstance(cfg, PrismaticConfig) and not cfg.film and cfg.regression is None:
+    if isinstance(cfg, PrismaticConfig) and not cfg.parts().film and cfg.regression is None:
         return prismatic_phases(
             cfg.architecture(),
             rows=rows,

@@ -108,7 +108,8 @@ def _value(hint: Any, value: Any, path: str, origin: Origin | None, all_keys: fr
         fitted = _fit(hint, value)
         if fitted is not _NO:
             return fitted
-    near = did_you_mean(value, [c for c in _choices(hint) if isinstance(c, str)]) if isinstance(value, str) else ""
+    choices = [c for c in _choices(hint) if isinstance(c, str) and c != value]
+    near = did_you_mean(value, choices) if isinstance(value, str) else ""
     raise UserError(f"{_source(path, origin)}{path}={value!r} must be {_name(hint)}{near}")
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import sentencepiece
 import yaml
 
+from rlinf.models.files.tokenizers import BUNDLED
 from rlinf.models.openpi.architecture import SMALL_VOCAB
-from rlinf.models.openpi.tokenizer import BUNDLED
 
 REPO = Path(__file__).resolve().parent.parent
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from rlinf.compat.keys import without_old_keys
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, available_models, find_config
 from rlinf.models.files.policy_folder import SETTINGS, TEMPORARY, saved_settings
@@ -54,5 +55,5 @@ def stored_settings(folder: Path) -> ModelConfig:
     if tree["model_type"] not in available_models():
         available = ", ".join(available_models())
         raise UserError(f"{path}: {SETTINGS}.model_type={tree['model_type']} is unknown; available: {available}")
-    cfg = convert(find_config(tree["model_type"]), tree, SETTINGS, lambda _: str(path))
+    cfg = convert(find_config(tree["model_type"]), without_old_keys(tree), SETTINGS, lambda _: str(path))
     return replace(cfg, model_path=str(folder))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rlinf.commands.device_map import Row, actor_shards, device_rows, parameter_bytes, sample_bytes, traffic_rows
 from rlinf.commands.units import bytes_text, count_text, plural
+from rlinf.compat.memory import cache_bytes_per_sample
 from rlinf.config.check import policy_spec
 from rlinf.config.derived import chunks_per_rollout, rollout_size, total_steps
 from rlinf.config.schema import Config
@@ -85,7 +86,8 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     height, width = env_spec(cfg.env.train).image_size
     frames = plan.num_envs("env") * plan.stages * (1 + env_spec(cfg.env.train).num_wrist_images)
     yield ("camera images", f"{bytes_text(frames * height * width * 3)} per env rank ({frames} of {height} x {width})")
-    need, budget = samples * model.cache_bytes_per_sample(), cfg.rollout.prefix_cache_bytes // len(plan.rollout)
+    need = samples * cache_bytes_per_sample(model, cfg.compat)
+    budget = cfg.rollout.prefix_cache_bytes // len(plan.rollout)
     if not plan.keeps_prefixes:
         budget = 0
     if need and budget:

@@ -34,6 +34,10 @@ class NoEffect(NamedTuple):
     only: tuple[Any, ...] = ()  # values it may have; empty for any
 
 
+def _model_keys(why: str, *names: str) -> tuple[NoEffect, ...]:
+    return tuple(NoEffect(f"{{actor,rollout}}.model.{name}", why) for name in names)
+
+
 NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect("algorithm.n_chunk_steps", "it is max_steps_per_rollout_epoch / num_action_chunks"),
     NoEffect("algorithm.length_params", "the number of action tokens follows from the model"),
@@ -52,6 +56,16 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect("rollout.sampling_params.top_p", "actions are drawn from all bins, or the top_k", only=(1,)),
     NoEffect("rollout.sampling_params.repetition_penalty", "actions are drawn from all bins, or the top_k", only=(1,)),
     NoEffect("rollout.sampling_params.max_new_tokens", "the model knows how many tokens an action has"),
+    *_model_keys("the network's sizes follow from size and the checkpoint", "image_size", "vocab_size", "hidden_size"),
+    *_model_keys("the published network decides which layers have a bias", "add_bias_linear", "add_qkv_bias"),
+    *_model_keys("torch chooses the attention kernel", "attn_implementation"),
+    *_model_keys("weights always go straight to their device", "low_cpu_mem_usage"),
+    *_model_keys("code of a checkpoint is never run", "trust_remote_code"),
+    *_model_keys(
+        "steering a frozen policy by its noise (DSRL) is not supported",
+        *(f"openpi.dsrl_{name}" for name in ("state_dim", "action_noise_dim", "num_q_heads", "agg_q")),
+        *(f"openpi.dsrl_{name}" for name in ("image_latent_dim", "state_latent_dim", "hidden_dims")),
+    ),
     NoEffect("actor.training_backend", "there is no other", only=("fsdp",)),
     NoEffect("actor.fsdp_config.forward_prefetch", "FSDP2 overlaps gathering and computing by itself"),
     NoEffect("actor.fsdp_config.limit_all_gathers", "FSDP2 bounds the memory of gathered weights by itself"),
@@ -80,6 +94,9 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect("weight_syncer", "trainable parameters travel in place where rollout and actor do not share them"),
 )
 
+SAVED_SWITCHES = ("actor.model.upstream_sampling", "actor.model.openpi.upstream_values")
+"""Keys of policies that earlier versions saved; the class of the policy says this now (compat/policies.py)."""
+
 _warned: set[str] = set()
 
 
@@ -96,6 +113,13 @@ def no_effect_paths() -> Iterator[tuple[str, NoEffect]]:
         choice = re.search(r"\{(.*)\}", row.key)
         for part in choice[1].split(",") if choice else [""]:
             yield (row.key.replace(choice[0], part) if choice else row.key), row
+
+
+def without_old_keys(block: dict[str, Any], path: str = "actor.model") -> dict[str, Any]:
+    """The model block of a policy that an earlier version saved, without the keys that have no effect."""
+    old = {*(key for key, _ in no_effect_paths()), *SAVED_SWITCHES}
+    kept = {key: value for key, value in block.items() if f"{path}.{key}" not in old}
+    return {key: without_old_keys(v, f"{path}.{key}") if isinstance(v, dict) else v for key, v in kept.items()}
 
 
 def rename_path(path: str) -> tuple[str, ...]:

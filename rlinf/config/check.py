@@ -129,7 +129,7 @@ def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
         raise UserError(
             f"{policy.images_key}={policy.num_images} must be at most {cameras}, the cameras of {path} ({spec.suite})"
         )
-    if policy.uses_state and policy.state_dim > spec.state_dim:
+    if policy.state_dim > spec.state_dim:
         raise UserError(
             f"{policy.state_key}={policy.state_dim} must be at most {spec.state_dim}, the state columns of {path} "
             f"({spec.suite})"

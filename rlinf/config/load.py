@@ -16,7 +16,7 @@ from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, Surroundings, available_models, find_config, is_placeholder
+from rlinf.models.config import ModelConfig, RunSettings, available_models, find_config, is_placeholder
 from rlinf.storage.step_checkpoint import policy_folder
 from rlinf.typed import convert, defaults_of, key_paths
 
@@ -96,7 +96,7 @@ def _model(composed: Composed, block: Tree, path: str) -> ModelConfig:
 
 
 def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
-    """The model with what simulator and compat switch decide; small sizes read a placeholder path as random weights."""
+    """The model with what other blocks decide; small sizes read a placeholder path as random weights."""
     model, privileged = cfg.actor.model, []
     for name, env in (("train", cfg.env.train), ("eval", cfg.env.eval)):  # eval blocks often refer to the training one
         if get(composed.tree, f"env.{name}") is not ABSENT:
@@ -110,10 +110,9 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
         base, adapters = (None if is_placeholder(p) else p for p in (model.model_path, model.lora_path))
         model = replace(model, model_path=base, lora_path=adapters)
     sampling = cfg.rollout.sampling_params
-    return model.completed(
-        Surroundings(
+    return model.for_run(
+        RunSettings(
             critic_state_dim=privileged[0] if privileged else 0,  # where both exist, training decides
-            compat=cfg.compat,
             temperature_train=sampling.temperature_train,
             temperature_eval=sampling.temperature_eval if sampling.do_sample else 0.0,
             top_k=sampling.top_k,

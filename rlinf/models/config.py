@@ -7,7 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, Self
 
+from rlinf.errors import UserError
 from rlinf.plugins import MODEL, available, dotted_path, import_attribute
+
+Precision = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -16,30 +19,27 @@ class PolicySpec:
 
     action_dim: int  # columns of `PolicyOutput.actions`
     num_action_chunks: int
-    image_size: int  # pixels of the square the model sees
+    image_size: int  # side in pixels of the square images the model reads
     num_images: int  # cameras the model reads (main first, then wrist)
-    uses_state: bool
     state_dim: int  # state columns the model reads; 0 when it reads none
     has_logprob: bool  # an L1-regression head has none: RL on it is refused at config check
     has_value: bool
     values_per_chunk: int  # V: 1, or num_action_chunks for an action-level critic
     critic_state_dim: int  # privileged state its critic reads; 0 for none
-    trainable: Literal["all", "lora", "expert"]  # what weight sync and optimiser see
     images_key: str = "actor.model.num_images_in_input"  # the keys that set num_images and state_dim, for errors
     state_key: str = "actor.model.proprio_dim"
     binary_gripper: bool = False  # a token policy's gripper has no meaningful zero: 0 maps to -1 where a sign is taken
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a model must know of the config around its block."""
+class RunSettings:
+    """Keys of other blocks of the config that a model must know."""
 
     critic_state_dim: int = 0  # columns of the simulator's privileged state
-    compat: str | None = None
     temperature_train: float = 1.0  # rollout.sampling_params: token policies
     temperature_eval: float = 0.0  # greedy when <= 0
     top_k: int = 0  # <= 0 keeps every bin
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = False  # actor.fsdp_config.gradient_checkpointing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ModelConfig:
     model_type: str
     """Folder under rlinf/models that implements the policy."""
     model_path: str | None = None
-    """Checkpoint folder to start from; null starts from random weights, with a warning (not for size `base`)."""
+    """Checkpoint folder to start from; null starts from random weights, with a warning; size `base` needs one."""
     size: str = "base"
     """`base` (published), `small` (one GPU), `compact` (two CPU cores)."""
     precision: str | None = None
@@ -69,9 +69,11 @@ class ModelConfig:
     is_lora: bool = False
     """Train adapters instead of the weights."""
     lora_rank: int = 32
+    """Rank of the adapters."""
     lora_alpha: int | None = None
     """Scale of the adapters is lora_alpha / lora_rank; null takes the rank."""
     lora_dropout: float = 0.0
+    """Dropout in front of the adapters, in imitation only."""
     lora_targets: str | list[str] = "all-linear"
     """Names (or endings) of the layers that get adapters; `all-linear` adapts every one."""
     lora_path: str | None = None
@@ -90,21 +92,29 @@ class ModelConfig:
         """Compact configurations that cover the model; tests/contracts builds and checks each of them."""
         raise NotImplementedError
 
-    def completed(self, rest: Surroundings) -> Self:
-        """This block with what only the rest of the config knows."""
-        return replace(self, gradient_checkpointing=self.gradient_checkpointing or rest.gradient_checkpointing)
+    def for_run(self, run: RunSettings) -> Self:
+        """This block with what other blocks of the config decide."""
+        return replace(self, gradient_checkpointing=self.gradient_checkpointing or run.gradient_checkpointing)
 
     @property
-    def stored_precision(self) -> Literal["fp32", "bf16"]:
+    def default_precision(self) -> Precision:
+        """What the network is stored in where `precision` is null."""
+        return "fp32"
+
+    @property
+    def stored_precision(self) -> Precision:
         """What the network is stored in; bf16 is refused where there is no GPU."""
-        return "bf16" if self.precision in ("bf16", "bf16-mixed") else "fp32"
+        names: dict[str | None, Precision] = {"fp32": "fp32", "32": "fp32", "bf16": "bf16", "bf16-mixed": "bf16"}
+        if self.precision not in (None, *names):
+            raise UserError(f"actor.model.precision={self.precision!r} must be fp32, bf16 or null")
+        return names.get(self.precision, self.default_precision)
 
     def num_parameters(self) -> dict[str, int]:
         """Parameter counts by part."""
         raise NotImplementedError
 
     def num_trainable_parameters(self) -> int:
-        """Parameters the optimiser sees."""
+        """Number of parameters that the optimiser steps."""
         return sum(self.num_parameters().values())
 
     def cache_bytes_per_sample(self) -> int:

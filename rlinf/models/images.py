@@ -24,31 +24,24 @@ def resize_with_pad(images: Tensor, size: int) -> Tensor:
     height, width = images.shape[1:3]
     if (height, width) == (size, size):
         return images
-    new_h, new_w = _fit(height, width, size)
-    out = _resize_pillow(images, new_h, new_w, "triangle")
+    ratio = max(width / size, height / size)
+    new_h, new_w = int(height / ratio), int(width / ratio)
+    for new, dim in ((new_w, 2), (new_h, 1)):  # rounded and clipped after each
+        if images.shape[dim] != new:
+            total = _weigh(images, dim, *_pillow_weights(images.shape[dim], new, images.device))
+            images = ((total + (1 << (_PILLOW_BITS - 1))) >> _PILLOW_BITS).clamp(0, 255).to(torch.uint8)
     top, left = (size - new_h) // 2, (size - new_w) // 2
-    return F.pad(out, (0, 0, left, size - new_w - left, top, size - new_h - top))
+    return F.pad(images, (0, 0, left, size - new_w - left, top, size - new_h - top))
 
 
-def resize_with_pad_float(images: Tensor, size: int) -> Tensor:
-    """f32 [M, h, w, 3] in [-1, 1] -> [M, size, size, 3]: plain bilinear, the published rule for float images."""
-    new_h, new_w = _fit(images.shape[1], images.shape[2], size)
-    out = F.interpolate(images.movedim(-1, 1), (new_h, new_w), mode="bilinear", align_corners=False).clamp(-1.0, 1.0)
-    top, left = (size - new_h) // 2, (size - new_w) // 2
-    return F.pad(out, (left, size - new_w - left, top, size - new_h - top), value=-1.0).movedim(1, -1)
-
-
-def resize(images: Tensor, size: int, *, method: Literal["pil", "tensor"], kernel: Kernel = "bicubic") -> Tensor:
+def resize(images: Tensor, size: int, *, kernel: Kernel = "bicubic") -> Tensor:
     """u8 [M, h, w, 3] -> u8 [M, size, size, 3], aspect ignored, antialiased.
 
-    `pil` is bit-equal to Pillow, which rounds and clips after the width and again after the height (from version 13 on
-    it takes the height first where that shrinks much more; checkpoints were trained before). `tensor` rounds once at
-    the end, with the f32 arithmetic of torchvision on a CPU (a few pixels in a million still round the other way).
+    Rounded once at the end, with the f32 arithmetic of torchvision on a CPU (a few pixels in a million still round the
+    other way).
     """
     if images.shape[1:3] == (size, size):
         return images
-    if method == "pil":
-        return _resize_pillow(images, size, size, kernel)
     for dim in (2, 1):
         images = _weigh(images, dim, *_weights(images.shape[dim], size, kernel, torch.float32, images.device))
     return images.clamp(0.0, 255.0).round().to(torch.uint8)
@@ -81,21 +74,6 @@ def _crop_samples(old: int, new: int, area: float, device: torch.device) -> tupl
     return at.floor().long().to(device), at.ceil().long().to(device), (at - at.floor()).to(device)
 
 
-def _fit(height: int, width: int, size: int) -> tuple[int, int]:
-    ratio = max(width / size, height / size)
-    return int(height / ratio), int(width / ratio)
-
-
-def _resize_pillow(images: Tensor, height: int, width: int, kernel: Kernel) -> Tensor:
-    """Along the width, then the height, in integers; u8 after each."""
-    for new, dim in ((width, 2), (height, 1)):
-        if images.shape[dim] != new:
-            taps, weights = _pillow_weights(images.shape[dim], new, kernel, images.device)
-            total = _weigh(images, dim, taps, weights) + (1 << (_PILLOW_BITS - 1))
-            images = (total >> _PILLOW_BITS).clamp(0, 255).to(torch.uint8)
-    return images
-
-
 def _weigh(images: Tensor, dim: int, taps: Tensor, weights: Tensor) -> Tensor:
     """One axis resampled, in the weights' dtype. Products and sums are separate kernels: fused ones round otherwise."""
     shape = [1] * images.dim()
@@ -107,17 +85,17 @@ def _weigh(images: Tensor, dim: int, taps: Tensor, weights: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _pillow_weights(old: int, new: int, kernel: Kernel, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Source indices i64 [taps, new] and fixed-point weights i32 [taps, new], rounded half away from zero."""
-    taps, weights = _weights(old, new, kernel, torch.float64, device)
-    return taps, (weights * (1 << _PILLOW_BITS) + torch.where(weights < 0, -0.5, 0.5)).int()
+def _pillow_weights(old: int, new: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Bilinear: source indices i64 [taps, new] and fixed-point weights i32 [taps, new], never negative."""
+    taps, weights = _weights(old, new, "triangle", torch.float64, device)
+    return taps, (weights * (1 << _PILLOW_BITS) + 0.5).int()
 
 
 @functools.lru_cache(maxsize=64)
 def _weights(old: int, new: int, kernel: Kernel, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Source indices i64 [taps, new] and weights [taps, new] that sum to 1, every step rounded to `dtype`.
 
-    The positions' rounding is most of what tells torchvision's f32 results from exact ones.
+    Rounding the positions is most of the difference between torchvision's f32 results and exact ones.
     """
     scale = torch.tensor(old, dtype=dtype) / new
     stretch = scale.clamp(min=1.0)

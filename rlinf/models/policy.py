@@ -1,4 +1,4 @@
-"""Policy: the one contract between workers and models, and how a model is found by name."""
+"""Policy: what workers call on a model, whichever it is, and how a model is found by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.models.config import ModelConfig, PolicySpec, own_models
 from rlinf.plugins import MODEL, dotted_path, import_attribute
 
-SeenLoss = Callable[[torch.Tensor], torch.Tensor]  # of the mean image token f32 [B, W]
+Tensor = torch.Tensor
+ImageTokenLoss = Callable[[Tensor], Tensor]  # mean image tokens f32 [B, W] -> a scalar
 
 
 class Policy(nn.Module):
@@ -28,16 +29,11 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
-        """Actions for one chunk; no gradients. `eval` is the deterministic sampler, without log-probs worth keeping."""
+        """Actions for one chunk; no gradients. `eval` samples deterministically and gives no log-probs."""
         raise NotImplementedError
 
     def evaluate(
-        self,
-        replay: dict[str, torch.Tensor],
-        *,
-        values: bool,
-        entropy: bool,
-        cache: dict[str, torch.Tensor] | None = None,
+        self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
         """Log-probs (and values, entropy) of stored actions under the current weights, with gradients.
 
@@ -45,44 +41,44 @@ class Policy(nn.Module):
         """
         raise NotImplementedError
 
-    def value(self, obs: Observation, *, noise: Noise) -> torch.Tensor:
+    def value(self, obs: Observation, *, noise: Noise) -> Tensor:
         """Critic value f32 [B, V] without sampling an action; no gradients."""
         raise NotImplementedError
 
     def sft_loss(
         self,
         obs: Observation,
-        actions: torch.Tensor,
+        actions: Tensor,
         *,
         noise: Noise,
         draws: int = 1,
-        seen: SeenLoss | None = None,
-    ) -> torch.Tensor:
+        image_token_loss: ImageTokenLoss | None = None,
+    ) -> Tensor:
         """Imitation loss, a scalar with gradients, for expert action chunks f32 [B, C, A] in env units.
 
-        A model that adds noise to its targets averages over `draws` draws per row. `seen` is a further loss of the mean
-        image token f32 [B, W] where the policy has an `image_width`.
+        A model that adds noise to its targets averages over `draws` draws per row. `image_token_loss`, a further loss
+        of each row's mean image token, is added; only a policy that has an `image_width` takes one.
         """
         raise NotImplementedError
 
-    def resize_images(self, images: torch.Tensor) -> torch.Tensor:
-        """u8 [B, H, W, 3] in the size this policy looks at, if that is all that changes; imitation does it once."""
+    def resize_images(self, images: Tensor) -> Tensor:
+        """u8 [B, H, W, 3] in the size the network reads, where that changes nothing else; imitation does it once."""
         return images
 
     @property
     def image_width(self) -> int | None:
-        """W of the image tokens that `sft_loss` shows to `seen`; None if it shows none."""
+        """W of the mean image token that `sft_loss` hands to `image_token_loss`; None: it takes no such loss."""
         return None
 
-    def fit_statistics(self, states: torch.Tensor | None, actions: torch.Tensor) -> None:
+    def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Set the normalisation statistics from data (states [M, S], actions [M, A]); saved beside the weights."""
         raise NotImplementedError
 
     def set_global_step(self, step: int) -> None:
-        """Told before each rollout; samplers with an annealed noise level read it."""
+        """Called before each rollout; samplers with an annealed noise level read it."""
 
     def forget_recordings(self) -> None:
-        """Told before the weights leave their device: memory of recorded kernels is given back as well."""
+        """Free the memory of recorded kernels; called before the weights leave their device."""
 
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json, weights as safetensors, normalisation statistics and tokenizer: `build` reads it back."""

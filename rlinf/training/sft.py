@@ -119,9 +119,9 @@ class _Readout(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def loss(self, seen: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    def loss(self, image_tokens: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """Mean squared error of the normalised columns, of mean image tokens [B, W] at those frames."""
-        return (self.linear(seen) - self.targets[rows]).square().mean()
+        return (self.linear(image_tokens) - self.targets[rows]).square().mean()
 
 
 class _Trainer:
@@ -164,9 +164,9 @@ class _Trainer:
         noise = Noise(
             seed=cfg.runner.seed, at=Moment(step, 0, 0), env_ids=range(len(rows)), device=device, stream="sft"
         )
-        seen = None if readout is None else (lambda tokens: cfg.sft.state_loss * readout.loss(tokens, rows))
+        state_loss = None if readout is None else (lambda tokens: cfg.sft.state_loss * readout.loss(tokens, rows))
         return self.policy.sft_loss(
-            obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws, seen=seen
+            obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws, image_token_loss=state_loss
         )
 
 

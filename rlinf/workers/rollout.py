@@ -7,11 +7,12 @@ from typing import Literal
 
 import torch
 
+from rlinf.compat.policies import policy_class
 from rlinf.data.arena import Arena
 from rlinf.data.layout import Columns
 from rlinf.data.noise import Noise
 from rlinf.data.types import ArenaRows, EnvStep, Moment, Trajectory
-from rlinf.models.policy import Policy, find_policy
+from rlinf.models.policy import Policy
 from rlinf.runtime.weight_sync import Receiver
 from rlinf.runtime.worker import Worker
 from rlinf.training.offload import Parking
@@ -25,7 +26,7 @@ def shared_policy(worker: Worker) -> Policy:
 
     def build() -> Policy:
         seed = cfg.runner.seed + cfg.actor.seed
-        policy = find_policy(cfg.actor.model.model_type).build(cfg.actor.model, worker.device, seed=seed)
+        policy = policy_class(cfg.actor.model.model_type, cfg.compat).build(cfg.actor.model, worker.device, seed=seed)
         weights = Path(cfg.runner.ckpt_path).expanduser() if cfg.runner.ckpt_path is not None else None
         if weights is not None and weights.is_file():  # a folder became model_path
             policy.load_weights(weights)

@@ -65,6 +65,15 @@ def test_the_exported_policy_plays_the_same_episodes_without_peft(saved: Path, t
     assert (settings["is_lora"], settings["model_path"]) == (False, None)
 
 
+def test_policies_that_earlier_versions_saved_can_be_exported(saved: Path, tmp_path: Path):
+    first = export_policy(saved / "actor/model", tmp_path / "first")
+    content = json.loads((first / "config.json").read_text())
+    content["rlinf"]["openpi"] |= {"upstream_values": True, "dsrl_state_dim": 8}
+    (first / "config.json").write_text(json.dumps(content))
+    again = json.loads((export_policy(first, tmp_path / "second") / "config.json").read_text())
+    assert not {"upstream_values", "dsrl_state_dim"} & again["rlinf"]["openpi"].keys()
+
+
 def test_an_export_can_be_exported_again(saved: Path, tmp_path: Path):
     first = export_policy(saved / "actor/model", tmp_path / "first")
     second = export_policy(first, tmp_path / "second")

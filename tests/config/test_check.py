@@ -14,7 +14,7 @@ from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.envs.config import EnvConfig
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, Surroundings, find_config
+from rlinf.models.config import ModelConfig, RunSettings, find_config
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
 TWO_ENV_RANKS = "cluster.component_placement={env: 0:0-1, rollout: 0, actor: 0}"
@@ -238,17 +238,17 @@ def test_seven_columns_fit_an_arm_without_rotation(suite: str, action_dim: int, 
             check_fit("env.train", env, policy)
 
 
-def test_the_model_learns_what_simulator_and_compat_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_learns_what_other_blocks_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     more = ["rollout.sampling_params.temperature_train=1.6", "actor.fsdp_config.gradient_checkpointing=true"]
 
-    def completed(self: ModelConfig, rest: Surroundings) -> ModelConfig:
-        told.append((rest.critic_state_dim, rest.compat, rest.temperature_train, rest.gradient_checkpointing))
+    def for_run(self: ModelConfig, run: RunSettings) -> ModelConfig:
+        told.append((run.critic_state_dim, run.temperature_train, run.gradient_checkpointing))
         return self
 
-    monkeypatch.setattr(find_config("openpi"), "completed", completed)
-    load_config("toy_ppo_compact", ["compat=rlinf-0.4", *more], config_dir=CONFIGS, devices=[0])
-    assert told == [(5, "rlinf-0.4", 1.6, True)]
+    monkeypatch.setattr(find_config("openpi"), "for_run", for_run)
+    load_config("toy_ppo_compact", more, config_dir=CONFIGS, devices=[0])
+    assert told == [(5, 1.6, True)]
 
 
 def test_plan_text_states_the_arithmetic_of_the_published_recipe() -> None:

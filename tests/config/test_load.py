@@ -161,7 +161,7 @@ def test_placement_overrides_replace() -> None:
         ("env: {train: {video_cfg: 3}}", "env.train.video_cfg=3 must be a block of keys"),
         (
             "runner: {logger: {logger_backends: wandb}}",
-            "runner.logger.logger_backends='wandb' must be a list, each item a string",
+            "runner.logger.logger_backends='wandb' must be a list, each item 'tensorboard' or 'wandb' or 'swanlab'",
         ),
         ("runner: {resume_dir: 3}", "runner.resume_dir=3 must be a string or null"),
         (

@@ -118,13 +118,6 @@ OPENPI: dict[str, Any] = {
     "add_value_head": True,
     "detach_critic_input": True,
     "use_dsrl": False,
-    "dsrl_state_dim": 8,
-    "dsrl_action_noise_dim": 32,
-    "dsrl_num_q_heads": 10,
-    "dsrl_agg_q": "mean",
-    "dsrl_image_latent_dim": 64,
-    "dsrl_state_latent_dim": 64,
-    "dsrl_hidden_dims": [128, 128, 128],
 }
 MODEL: dict[str, Any] = {
     "model_type": "openpi",

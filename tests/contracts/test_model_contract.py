@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlinf.compat.policies import policy_class
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, Observation
 from rlinf.models.config import ModelConfig, PolicySpec, available_models, find_config
@@ -56,9 +57,9 @@ def cfg(request: pytest.FixtureRequest) -> ModelConfig:
     return CASES[request.param]
 
 
-def make(cfg: ModelConfig, seed: int = 0) -> Policy:
+def make(cfg: ModelConfig, seed: int = 0, *, compat: str | None = None) -> Policy:
     """Random weights, statistics of random data, and a value head that is awake (it may start at zero)."""
-    policy = find_policy(cfg.model_type).build(cfg, CPU, seed=seed)
+    policy = policy_class(cfg.model_type, compat).build(cfg, CPU, seed=seed)
     g, spec = torch.Generator().manual_seed(seed), policy.spec
     with torch.no_grad():
         for name, parameter in policy.named_parameters():

@@ -140,9 +140,9 @@ TABLE = {
     ),
     "LoRA target that does not exist": (
         ["train", "toy_ppo_compact", "actor.model.is_lora=true", "actor.model.lora_targets=[action_in_prj]"],
-        "actor.model.lora_targets: action_in_prj names no layer of this model; did you mean action_in_proj? (endings: "
-        "action_in_proj, action_out_proj, action_time_mlp_in, action_time_mlp_out, down_proj, fc1, fc2, gate_proj, "
-        "k_proj, linear, o_proj, out_proj, patch_embedding, q_proj, state_proj, up_proj, v_proj)",
+        "actor.model.lora_targets: action_in_prj names no layer of this model (did you mean 'action_in_proj'?); endings"
+        ": action_in_proj, action_out_proj, action_time_mlp_in, action_time_mlp_out, down_proj, fc1, fc2, gate_proj, "
+        "k_proj, linear, o_proj, out_proj, patch_embedding, q_proj, state_proj, up_proj, v_proj",
     ),
     "export of nothing": (
         ["export", "/no/such/global_step_3", "out"],

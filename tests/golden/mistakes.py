@@ -11,19 +11,22 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from rlinf.algorithms import advantages
+from rlinf.compat.policies import PublishedTopK
 from rlinf.models import images
 from rlinf.models.nn import fused, gemma, llama, timm_vit, vit
+from rlinf.models.nn.sizes import Tower
 from rlinf.models.openpi import flow, heads, model, sampler
 from rlinf.models.openvla_oft.policy import Policy as OftPolicy
-from rlinf.models.prismatic import actions, sampling
-from rlinf.models.prismatic.architecture import Tower
-from rlinf.models.prismatic.model import PrismaticNet, Projector, VisionBackbone
+from rlinf.models.prismatic import action_bins
+from rlinf.models.prismatic import model as prismatic_model
+from rlinf.models.prismatic.folder import ColumnRanges
+from rlinf.models.prismatic.model import PrismaticNet, VisionBackbone
 from rlinf.models.prismatic.policy import PrismaticPolicy
 from rlinf.models.prismatic.sequence import Context
-from rlinf.models.prismatic.statistics import Statistics
 
 Tensor = torch.Tensor
 MonkeyPatch = pytest.MonkeyPatch
@@ -65,15 +68,25 @@ def _(patch: MonkeyPatch) -> None:
 
 @caught_by("openvla_tiny", name="tanh GELU in timm's towers")
 def _(patch: MonkeyPatch) -> None:
-    patch.setattr(timm_vit.Mlp, "forward", lambda self, x: self.fc2(F.gelu(self.fc1(x), approximate="tanh")))
+    right = timm_vit.Block.__init__
+
+    def init(self, *args) -> None:
+        right(self, *args)
+        self.mlp.gelu = nn.GELU(approximate="tanh")
+
+    patch.setattr(timm_vit.Block, "__init__", init)
 
 
 @caught_by("openvla_tiny", name="tanh GELU in the projector")
 def _(patch: MonkeyPatch) -> None:
-    def gelu(x: Tensor) -> Tensor:
-        return F.gelu(x, approximate="tanh")
+    right = prismatic_model.projector
 
-    patch.setattr(Projector, "forward", lambda self, x: self.fc3(gelu(self.fc2(gelu(self.fc1(x))))))
+    def projector(vision_width: int, width: int) -> nn.Sequential:
+        layers = right(vision_width, width)
+        layers.gelu1 = layers.gelu2 = nn.GELU(approximate="tanh")
+        return layers
+
+    patch.setattr(prismatic_model, "projector", projector)
 
 
 @caught_by("openvla_tiny", name="GELU instead of SiLU in Llama")
@@ -170,7 +183,7 @@ def _(patch: MonkeyPatch) -> None:
 
 @caught_by("pi05_tiny", name="prompt embeddings unscaled")
 def _(patch: MonkeyPatch) -> None:
-    patch.setattr(model.PiNet, "embed_prompt", lambda self, tokens: self._parts[2].embed_tokens(tokens))
+    patch.setattr(model.PiNet, "embed_prompt", lambda self, tokens: self._parts.language.embed_tokens(tokens))
 
 
 @caught_by("pi0_tiny", name="image features divided by sqrt(width)")
@@ -182,10 +195,10 @@ def _(patch: MonkeyPatch) -> None:
 @caught_by("pi0_tiny", name="SigLIP's last norm missing")
 def _(patch: MonkeyPatch) -> None:
     def forward(self, pictures: Tensor) -> Tensor:
-        x, y = self.embeddings(pictures), None
+        stream = fused.Residual(self.embeddings(pictures))
         for layer in self.encoder["layers"]:
-            x, y = layer(x, y)
-        return x + y
+            stream = layer(stream)
+        return stream.total()
 
     patch.setattr(vit.SiglipVision, "forward", forward)
 
@@ -279,8 +292,8 @@ def _(patch: MonkeyPatch) -> None:
 # ------------------------------------------------------------------ sampling, actions, images
 @caught_by("openvla_rlinf_policy", name="log-probs without temperature")
 def _(patch: MonkeyPatch) -> None:
-    right = sampling.log_probs
-    patch.setattr(sampling, "log_probs", lambda logits, **keys: right(logits, **(keys | {"temperature": 1.0})))
+    right = action_bins.log_probs
+    patch.setattr(action_bins, "log_probs", lambda logits, **keys: right(logits, **(keys | {"temperature": 1.0})))
 
 
 @caught_by("openvla_rlinf_policy", name="top-k before the mask of bins")
@@ -288,46 +301,42 @@ def _(patch: MonkeyPatch) -> None:
     right = PrismaticPolicy.score
 
     def score(self, slots: Tensor, bins: Tensor) -> Tensor:
-        usual, self.cfg = self.cfg, replace(self.cfg, upstream_sampling=True)
-        try:
-            return right(self, slots, bins)
-        finally:
-            self.cfg = usual
+        return (PublishedTopK.score if self.cfg.top_k > 0 else right)(self, slots, bins)
 
     patch.setattr(PrismaticPolicy, "score", score)
 
 
 @caught_by("preprocess_openvla", "openvla_tiny", name="bins decoded one off")
 def _(patch: MonkeyPatch) -> None:
-    right = actions.decode
-    patch.setattr(actions, "decode", lambda bins: right(bins + 1))
+    right = action_bins.decode
+    patch.setattr(action_bins, "decode", lambda bins: right(bins + 1))
 
 
 @caught_by("preprocess_openvla", name="bins decoded in reverse")
 def _(patch: MonkeyPatch) -> None:
-    right = actions.decode
-    patch.setattr(actions, "decode", lambda bins: right(255 - bins))
+    right = action_bins.decode
+    patch.setattr(action_bins, "decode", lambda bins: right(255 - bins))
 
 
 @caught_by("openvla_rlinf_policy", name="un-normalised without the mask")
 def _(patch: MonkeyPatch) -> None:
-    right = Statistics.unnormalize
+    right = ColumnRanges.unnormalize
 
-    def unnormalize(self, x: Tensor, **keys) -> Tensor:
-        return right(Statistics(self.low, self.high, torch.ones_like(self.mask)), x, **keys)
+    def unnormalize(self, x: Tensor) -> Tensor:
+        return right(ColumnRanges(self.low, self.high, torch.ones_like(self.mask)), x)
 
-    patch.setattr(Statistics, "unnormalize", unnormalize)
+    patch.setattr(ColumnRanges, "unnormalize", unnormalize)
 
 
 @caught_by("preprocess_openvla", name="bilinear resize")
 def _(patch: MonkeyPatch) -> None:
     right = images.resize
-    patch.setattr(images, "resize", lambda x, size, method: right(x, size, method=method, kernel="triangle"))
+    patch.setattr(images, "resize", lambda x, size: right(x, size, kernel="triangle"))
 
 
 @caught_by("preprocess_openvla", name="resize without antialiasing")
 def _(patch: MonkeyPatch) -> None:
-    def resize(x: Tensor, size: int, method: str) -> Tensor:
+    def resize(x: Tensor, size: int) -> Tensor:
         out = F.interpolate(x.movedim(-1, 1).float(), (size, size), mode="bicubic", align_corners=False)
         return out.movedim(1, -1).clamp(0, 255).round().to(torch.uint8)
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from rlinf.models.files.weights import load_weights
+from rlinf.compat.policies import policy_class
 from rlinf.models.openpi.architecture import Architecture
 from rlinf.models.openpi.config import Config, OpenPiOptions
 from rlinf.models.openpi.model import PiNet, Prefix
 from rlinf.models.openpi.policy import Policy
 from rlinf.models.openpi.weights import HEADS, published_names
+from tests.weights import load_weights
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
@@ -41,7 +42,7 @@ def architecture(pi05: bool) -> Architecture:
     )
 
 
-def tiny_policy(golden: Path, *, pi05: bool, tokenizer_file: Path, **options) -> Policy:
+def tiny_policy(golden: Path, *, pi05: bool, tokenizer_file: Path, compat: str | None = None, **options) -> Policy:
     """The golden weights in a policy (fp32, 4 of 6 actions, 7 columns, 5 steps); heads keep what `build` would draw."""
     name = "pi05_metaworld" if pi05 else "pi0_metaworld"
     cfg = Config(
@@ -53,7 +54,7 @@ def tiny_policy(golden: Path, *, pi05: bool, tokenizer_file: Path, **options) ->
         add_value_head=True,
         openpi=OpenPiOptions(config_name=name, num_images_in_input=2, action_horizon=6, **options),
     )
-    policy = Policy(cfg, arch=architecture(pi05), tokenizer_file=tokenizer_file)
+    policy = policy_class("openpi", compat)(cfg, arch=architecture(pi05), tokenizer_file=tokenizer_file)
     folder = golden / ("pi05_tiny" if pi05 else "pi0_tiny")
     load_weights(policy, folder, rename=published_names(pi05=pi05), optional=HEADS)
     return policy

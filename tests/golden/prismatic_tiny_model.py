@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from rlinf.models.files.weights import plain_targets, prepare
-from rlinf.models.prismatic.architecture import BASE, Architecture
+from rlinf.models.files.weights import plain_state, prepare_load
+from rlinf.models.prismatic.architecture import BASE, Architecture, Parts
 from rlinf.models.prismatic.model import PrismaticNet
 from rlinf.models.prismatic.weights import SIDE, published_names
 
@@ -33,14 +33,14 @@ def tiny_net(
     golden: Path, *, proprio_dim: int = 0, film: bool = False, regression: tuple[int, int] | None = None
 ) -> PrismaticNet:
     """The golden weights; optional parts from the files beside the OFT vectors."""
-    net = PrismaticNet(architecture(), proprio_dim=proprio_dim, film=film, regression=regression)
+    net = PrismaticNet(architecture(), Parts(proprio_dim=proprio_dim, film=film, regression=regression))
     oft = golden / OFT
     side = {"action_head": regression is not None, "proprio_projector": proprio_dim > 0}
     files = [(oft / f"{part}.safetensors", f"{SIDE}{part}.") for part, wanted in side.items() if wanted]
     if film:
         files.append((oft / "film.safetensors", ""))  # adds to the backbone instead of replacing it
     rename = published_names(net.arch, prefix="")
-    prepare(plain_targets(net), golden / "openvla_tiny", rename=rename, side=files).run()
+    prepare_load(plain_state(net), golden / "openvla_tiny", rename=rename, side=files).run()
     return net
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import sentencepiece
@@ -12,12 +12,12 @@ import torch
 from prismatic_tiny_model import architecture, full_images, tiny_net
 from torch import Tensor
 
+from rlinf.compat.policies import policy_class
 from rlinf.data.types import PolicyEval
-from rlinf.models.files.weights import load_weights
-from rlinf.models.policy import find_policy
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.base_config import PrismaticConfig
+from rlinf.models.prismatic.folder import StatisticsTable
 from rlinf.models.prismatic.policy import PrismaticPolicy
-from rlinf.models.prismatic.statistics import StatisticsTable
+from tests.weights import load_weights
 
 
 def llama_like_tokenizer(folder: Path) -> Path:
@@ -42,29 +42,35 @@ def llama_like_tokenizer(folder: Path) -> Path:
 
 
 def tiny_policy(
-    golden: Path, cfg: PrismaticConfig, folder: Path, *, value_head: Path | None, side: bool = False
+    golden: Path,
+    cfg: PrismaticConfig,
+    folder: Path,
+    *,
+    value_head: Path | None,
+    side: bool = False,
+    compat: str | None = None,
 ) -> PrismaticPolicy:
     """The golden weights and statistics in a policy of `cfg`, fp32; `folder` is for scratch files.
 
     `side` takes optional parts from the first OFT code's files; else a state projector is left to the caller.
     """
     cfg = replace(cfg, precision="fp32", unnorm_key="tiny", add_value_head=value_head is not None)
-    policy = find_policy(cfg.model_type)(cfg, arch=architecture(), tokenizer_file=llama_like_tokenizer(folder))
+    policy = policy_class(cfg.model_type, compat)(cfg, arch=architecture(), tokenizer_file=llama_like_tokenizer(folder))
     assert isinstance(policy, PrismaticPolicy)
-    net = tiny_net(golden, **cfg.parts()) if side else tiny_net(golden)
+    net = tiny_net(golden, **asdict(cfg.parts())) if side else tiny_net(golden)
     policy.net.load_state_dict(net.state_dict(), strict=side)
     if policy.value_head is not None and value_head is not None:
         load_weights(policy.value_head, value_head, rename=lambda name: name.removeprefix("value_head."))
     entries = json.loads((golden / "openvla_tiny" / "norm_stats.json").read_text())
-    policy.processor.action_stats = StatisticsTable(entries, "norm_stats.json").load(
+    policy.processor.action_ranges = StatisticsTable(entries, "norm_stats.json").load(
         "tiny", "action", kind=cfg.statistics_kind, columns=cfg.action_dim
     )
     return policy
 
 
-def with_sampler(policy: PrismaticPolicy, *, temperature: float, top_k: int, compat: bool = False) -> PrismaticPolicy:
+def with_sampler(policy: PrismaticPolicy, *, temperature: float, top_k: int) -> PrismaticPolicy:
     """The same policy with another sampler."""
-    policy.cfg = replace(policy.cfg, temperature_train=temperature, top_k=top_k, upstream_sampling=compat)
+    policy.cfg = replace(policy.cfg, temperature_train=temperature, top_k=top_k)
     return policy
 
 

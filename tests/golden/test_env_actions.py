@@ -44,13 +44,11 @@ def policy_spec(name: str, columns: int, chunk: int) -> PolicySpec:
         num_action_chunks=chunk,
         image_size=8,
         num_images=1,
-        uses_state=False,
         state_dim=0,
         has_logprob=True,
         has_value=False,
         values_per_chunk=1,
         critic_state_dim=0,
-        trainable="all",
         binary_gripper=name in TOKEN_POLICIES,
     )
 

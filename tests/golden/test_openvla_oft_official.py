@@ -10,12 +10,13 @@ from prismatic_tiny_model import OFT, counted, full_images, tiny_net
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from rlinf.models.prismatic import actions
-from rlinf.models.prismatic.constants import EMPTY_TOKEN, EOS, IGNORE_INDEX
-from rlinf.models.prismatic.statistics import Statistics
+from rlinf.models.prismatic import action_bins
+from rlinf.models.prismatic.folder import ColumnRanges
 from rlinf.models.prismatic.weights import published_names
 
 K, D = 8, 7
+EMPTY_TOKEN, EOS = 29871, 2  # of Llama-2
+IGNORE_INDEX = -100  # label of a position without a target
 CASES = {
     "l1": {"proprio_dim": 8, "regression": (K, D)},
     "discrete": {},
@@ -42,21 +43,23 @@ def test_inference(case, io, golden_dir, max_delta):
     ids = F.pad(io["input_ids"], (0, 1), value=EMPTY_TOKEN)
     tokens = net.embed_tokens(ids)
     stop = net.embed_tokens(torch.tensor([[EOS]]))
-    language = torch.cat((tokens, stop), 1).mean(1) if net.film else None
+    language = torch.cat((tokens, stop), 1).mean(1) if net.parts.film else None
     patches = net.embed_images(full_images(io["pixel_values_lowres"]), language)
-    state = [net.embed_proprio(io["proprio"][None])] if net.proprio_dim else []
+    state = [net.embed_proprio(io["proprio"][None])] if net.parts.proprio_dim else []
     slots = torch.zeros(1, K * D, net.arch.width)
     x = torch.cat((tokens[:, :1], patches, *state, tokens[:, 1:], slots, stop), 1)
     first = x.shape[1] - K * D - 2  # the last prompt token: every slot is read one position early
     hidden = net.hidden(x, counted(x), None, causal=False)[:, first : first + K * D]
     max_delta(f"{case}.action_hidden_states", hidden, io[f"{case}.action_hidden_states"], 2e-4)
-    if net.regression:
+    if net.parts.regression:
         normalized = net.regress(hidden)[0]
     else:
-        normalized = actions.decode(net.action_logits(hidden).argmax(-1)).view(K, D)
+        normalized = action_bins.decode(net.action_logits(hidden).argmax(-1)).view(K, D)
     stats = json.loads((golden_dir / "openvla_tiny" / "norm_stats.json").read_text())["tiny"]["action"]
-    scale = Statistics(*(torch.tensor(stats[field]) for field in ("q01", "q99", "mask")))
-    max_delta(f"{case}.actions", scale.unnormalize(normalized), io[f"{case}.actions"], 1e-4 if net.regression else 1e-6)
+    scale = ColumnRanges(*(torch.tensor(stats[field]) for field in ("q01", "q99", "mask")))
+    max_delta(
+        f"{case}.actions", scale.unnormalize(normalized), io[f"{case}.actions"], 1e-4 if net.parts.regression else 1e-6
+    )
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ from prismatic_tiny_policy import greedy, scored, stored_inputs, tiny_policy, wi
 from safetensors.torch import load_file
 
 from rlinf.models.openvla_oft.config import Config
-from rlinf.models.prismatic import actions
 
 CASES = {  # images, actions a chunk, value type
     "chunk1_action": (1, 1, "action_level"),
@@ -29,7 +28,9 @@ def test_every_stored_number(case, golden_dir, tmp_path, max_delta):
     folder = golden_dir / "openvla_oft_rlinf"
     io, (images, chunk, value_type) = load_file(folder / "io.safetensors"), CASES[case]
     cfg = Config(max_prompt_length=20, num_images_in_input=images, num_action_chunks=chunk, value_type=value_type)
-    policy = tiny_policy(golden_dir, cfg, tmp_path, value_head=folder / f"value_head_{case}.safetensors")
+    head = folder / f"value_head_{case}.safetensors"
+    policy = tiny_policy(golden_dir, cfg, tmp_path, value_head=head)
+    published = tiny_policy(golden_dir, cfg, tmp_path, value_head=head, compat="rlinf-0.4")
     inputs = stored_inputs(io, f"{case}.")
     for sampler, (temperature, top_k) in SAMPLERS.items():
         prefix = f"{case}.{sampler}."
@@ -40,13 +41,13 @@ def test_every_stored_number(case, golden_dir, tmp_path, max_delta):
             left.discard(key)
             max_delta(f"{prefix}{key}", got, stored[key], bound)
 
-        bins = actions.to_bins(stored["action_tokens"], policy.arch.action_end).flatten(1)
+        bins = (stored["action_tokens"] - policy.arch.action_begin).flatten(1)
         check("actions", policy.processor.decode_bins(bins), 1e-6)
         rollout = scored(with_sampler(policy, temperature=temperature, top_k=top_k), inputs, bins)
         check("prev_logprobs", rollout.logprobs.flatten(1), 5e-4)
         check("prev_values", rollout.values, 5e-4)
         # The published update ranks the whole vocabulary for top-k: compat only.
-        update = scored(with_sampler(policy, temperature=temperature, top_k=top_k, compat=True), inputs, bins)
+        update = scored(with_sampler(published, temperature=temperature, top_k=top_k), inputs, bins)
         check("train_logprobs", update.logprobs.flatten(1), 5e-4)
         check("train_values", update.values, 5e-4)
         check("train_entropy", update.entropy.flatten(1), 5e-4)

@@ -9,10 +9,10 @@ from prismatic_tiny_policy import greedy, scored, stored_inputs, tiny_policy, wi
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from rlinf.models.files.weights import load_weights
 from rlinf.models.openvla_oft.config import Config
-from rlinf.models.prismatic.constants import EMPTY_TOKEN
+from tests.weights import load_weights
 
+EMPTY_TOKEN = 29871  # of Llama-2
 SAMPLERS = {"greedy": (1.0, 0), "sampleT1.6": (1.6, -1)}  # temperature, top_k
 
 
@@ -29,8 +29,11 @@ def test_every_stored_number(golden_dir, tmp_path, max_delta):
         proprio_dim=7,
         statistics="q99",
     )
-    policy = tiny_policy(golden_dir, cfg, tmp_path, value_head=folder / "value_head.safetensors")
-    load_weights(policy.net.proprio_projector, folder / "proprio_projector.safetensors")
+    head = folder / "value_head.safetensors"
+    policy = tiny_policy(golden_dir, cfg, tmp_path, value_head=head)
+    in_compat = tiny_policy(golden_dir, cfg, tmp_path, value_head=head, compat="rlinf-0.4")
+    for each in (policy, in_compat):
+        load_weights(each.net.proprio_projector, folder / "proprio_projector.safetensors")
     inputs = stored_inputs(io)
     for sampler, (temperature, top_k) in SAMPLERS.items():
         stored = {k.removeprefix(f"{sampler}."): v for k, v in io.items() if k.startswith(f"{sampler}.")}
@@ -48,7 +51,7 @@ def test_every_stored_number(golden_dir, tmp_path, max_delta):
         check("train_entropy", score.entropy.flatten(1), 5e-4)
         ours = score.values
         # The published critic counts from the end of the padded row, which is not the last prompt token: compat only.
-        published = scored(with_sampler(policy, temperature=temperature, top_k=top_k, compat=True), inputs, bins)
+        published = scored(with_sampler(in_compat, temperature=temperature, top_k=top_k), inputs, bins)
         check("prev_values", published.values, 5e-4)
         check("train_values", published.values, 5e-4)
         assert (published.values - ours).abs().max() > 1e-3

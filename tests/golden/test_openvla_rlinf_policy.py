@@ -8,7 +8,6 @@ from prismatic_tiny_policy import greedy, scored, stored_inputs, tiny_policy, wi
 from safetensors.torch import load_file
 
 from rlinf.models.openvla.config import Config
-from rlinf.models.prismatic import actions
 
 SAMPLERS = {"greedy": (1.0, 0), "sample_T1.0": (1.0, 0), "sample_T1.6_k50": (1.6, 50)}  # temperature, top_k
 
@@ -19,9 +18,10 @@ def test_every_stored_number(sampler, golden_dir, tmp_path, max_delta):
     io = load_file(folder / "io.safetensors")
     assert {key.rsplit(".", 1)[0] for key in io if "." in key} == set(SAMPLERS)
     cfg = Config(max_prompt_length=20)
-    policy = tiny_policy(golden_dir, cfg, tmp_path, value_head=folder / "value_head.safetensors")
+    head = folder / "value_head.safetensors"
+    policy = tiny_policy(golden_dir, cfg, tmp_path, value_head=head)
     inputs, stored = stored_inputs(io), {k.removeprefix(f"{sampler}."): v for k, v in io.items() if sampler in k}
-    bins = actions.to_bins(stored["action_tokens"], policy.arch.action_end).flatten(1)
+    bins = (stored["action_tokens"] - policy.arch.action_begin).flatten(1)
     temperature, top_k = SAMPLERS[sampler]
     left = set(stored) - {"action_tokens"}
 
@@ -34,7 +34,8 @@ def test_every_stored_number(sampler, golden_dir, tmp_path, max_delta):
     check("prev_logprobs", rollout.logprobs[:, 0], 5e-4)
     check("prev_values", rollout.values, 5e-4)
     # The published update ranks the whole vocabulary for top-k: compat only.
-    update = scored(with_sampler(policy, temperature=temperature, top_k=top_k, compat=True), inputs, bins)
+    published = tiny_policy(golden_dir, cfg, tmp_path, value_head=head, compat="rlinf-0.4")
+    update = scored(with_sampler(published, temperature=temperature, top_k=top_k), inputs, bins)
     check("train_logprobs", update.logprobs[:, 0], 5e-4)
     check("train_values", update.values, 5e-4)
     check("train_entropy", update.entropy[:, 0], 5e-4)

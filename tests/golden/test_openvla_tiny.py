@@ -9,8 +9,8 @@ import torch
 from prismatic_tiny_model import counted, full_images, tiny_net
 from safetensors.torch import load_file
 
-from rlinf.models.prismatic import actions
-from rlinf.models.prismatic.statistics import Statistics
+from rlinf.models.prismatic import action_bins
+from rlinf.models.prismatic.folder import ColumnRanges
 
 INPUTS = {"pixel_values_lowres", "input_ids", "attention_mask"}
 
@@ -52,9 +52,9 @@ def test_every_stored_tensor(tiny, golden_dir, max_delta):
     chosen = greedy(net, io)
     check("greedy_token_ids", chosen, 0)
     stats = json.loads((golden_dir / "openvla_tiny" / "norm_stats.json").read_text())["tiny"]["action"]
-    scale = Statistics(*(torch.tensor(stats[field]) for field in ("q01", "q99", "mask")))
-    normalized = actions.decode(actions.to_bins(chosen, net.arch.action_end))
-    check("predicted_actions", scale.unnormalize(normalized, eps=0.0), 1e-6)
+    scale = ColumnRanges(*(torch.tensor(stats[field]) for field in ("q01", "q99", "mask")))
+    normalized = action_bins.decode(chosen - net.arch.action_begin)
+    check("predicted_actions", scale.unnormalize(normalized), 1e-6)
     assert not left, f"stored but not compared: {sorted(left)}"
 
 

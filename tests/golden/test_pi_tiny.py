@@ -8,9 +8,9 @@ import pytest
 import torch
 from pi_tiny_model import architecture, tiny_inputs, tiny_policy, tiny_prefix
 
+from rlinf.models.files.tokenizers import BUNDLED
 from rlinf.models.openpi.model import PiNet, positions, time_embedding, visible
 from rlinf.models.openpi.sampler import Sampler
-from rlinf.models.openpi.tokenizer import BUNDLED
 
 INPUTS = {
     "images",

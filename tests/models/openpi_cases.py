@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from rlinf.compat.policies import policy_class
 from rlinf.data.noise import Noise
 from rlinf.data.types import Moment, Observation
-from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
+from rlinf.models.openpi.config import Config, OpenPiOptions
+from rlinf.models.openpi.conventions import CONVENTIONS
 from rlinf.models.openpi.policy import Policy
 
 CPU = torch.device("cpu")
@@ -27,9 +29,10 @@ def config(name: str = "pi0_metaworld", **options) -> Config:
     )
 
 
-def build(cfg: Config, seed: int = 0) -> Policy:
+def build(cfg: Config, seed: int = 0, *, compat: str | None = None) -> Policy:
     """Random weights with every head awake: value heads start at zero, which would hide mistakes."""
-    policy = Policy.build(cfg, CPU, seed=seed)
+    policy = policy_class("openpi", compat).build(cfg, CPU, seed=seed)
+    assert isinstance(policy, Policy)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, p in policy.named_parameters():

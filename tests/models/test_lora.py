@@ -16,8 +16,11 @@ from torch import nn
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
 from rlinf.models.files import lora
-from rlinf.models.files.adapters import AdapterSetting, Layer
-from rlinf.models.files.weights import load_weights, save_weights
+from rlinf.models.files.lora_settings import LoraSettings
+from rlinf.models.files.weights import save_weights
+from rlinf.models.nn.adapted_layers import effective_weight, linear_rows
+from rlinf.models.nn.sizes import Layer
+from tests.weights import load_weights
 
 
 class Net(nn.Module):
@@ -30,7 +33,7 @@ class Net(nn.Module):
         self.lm_head = nn.Linear(6, 5, bias=False)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        weight = lora.effective_weight(self.patch).flatten(1)
+        weight = effective_weight(self.patch).flatten(1)
         patches = images.unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3)
         x = nn.functional.linear(patches.flatten(1, 2).to(weight.dtype), weight, self.patch.bias)
         return self.block["norm"](self.block["q_proj"](x))
@@ -54,7 +57,7 @@ def adapted(cfg: ModelConfig | None = None, *, seed: int = 0, awake: bool = True
     lora.attach(out, cfg or config(), torch.Generator().manual_seed(seed))
     if awake:
         generator = torch.Generator().manual_seed(seed + 1)
-        for layer in lora.adapted(out).values():
+        for layer in lora.adapted_layers(out).values():
             up = layer.lora_B["default"].weight
             up.data.copy_(torch.randn(up.shape, generator=generator))
     return out
@@ -92,7 +95,7 @@ def test_fresh_adapters_change_nothing_and_come_from_the_generator(images):
 
 def test_all_linear_leaves_convolutions_alone_and_only_adapters_learn(images):
     model = adapted()
-    assert sorted(lora.adapted(model)) == ["block.q_proj", "lm_head"]
+    assert sorted(lora.adapted_layers(model)) == ["block.q_proj", "lm_head"]
     assert {n for n, p in model.named_parameters() if p.requires_grad} == {
         f"{layer}.lora_{part}.default.weight" for layer in ("block.q_proj", "lm_head") for part in "AB"
     }
@@ -105,13 +108,13 @@ def test_all_linear_leaves_convolutions_alone_and_only_adapters_learn(images):
     [("lm_head", ["lm_head"]), (["q_proj", "patch"], ["block.q_proj", "patch"]), (["block.q_proj"], ["block.q_proj"])],
 )
 def test_targets(targets, chosen):
-    assert sorted(lora.adapted(adapted(config(lora_targets=targets)))) == chosen
+    assert sorted(lora.adapted_layers(adapted(config(lora_targets=targets)))) == chosen
 
 
 def test_frozen_parts_get_none():
     model = net()
     lora.attach(model, config(), torch.Generator(), frozen=("block.",))
-    assert sorted(lora.adapted(model)) == ["lm_head"]
+    assert sorted(lora.adapted_layers(model)) == ["lm_head"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_frozen_parts_get_none():
     [
         (
             {"lora_targets": ["q_prj"]},
-            r"lora_targets: q_prj names no layer.*mean q_proj\? \(endings: lm_head, patch, q_",
+            r"lora_targets: q_prj names no layer.*mean 'q_proj'\?\); endings: lm_head, patch, q_",
         ),
         ({"lora_targets": ["q_proj", "x"]}, "lora_targets: x names no layer"),
         ({"lora_targets": []}, r"lora_targets=\[\] names no layer; give names or endings, or all-linear"),
@@ -141,12 +144,12 @@ def test_refusals(keys, message):
 def test_rows_and_weights_are_those_of_the_layer(images):
     model = adapted(config(lora_targets=["patch", "q_proj", "lm_head"]))
     x = model.features(images)
-    torch.testing.assert_close(lora.linear_rows(model.lm_head, x, 1, 4), model.lm_head(x)[..., 1:4], rtol=0, atol=1e-6)
+    torch.testing.assert_close(linear_rows(model.lm_head, x, 1, 4), model.lm_head(x)[..., 1:4], rtol=0, atol=1e-6)
     plain = model.lm_head.base_layer
-    torch.testing.assert_close(lora.linear_rows(plain, x, 1, 4), plain(x)[..., 1:4], rtol=0, atol=1e-6)
+    torch.testing.assert_close(linear_rows(plain, x, 1, 4), plain(x)[..., 1:4], rtol=0, atol=1e-6)
     delta = 3.0 * model.lm_head.lora_B["default"].weight @ model.lm_head.lora_A["default"].weight
-    torch.testing.assert_close(lora.effective_weight(model.lm_head), plain.weight + delta, rtol=0, atol=1e-6)
-    convolution = nn.functional.conv2d(images, lora.effective_weight(model.patch), model.patch.bias, stride=2)
+    torch.testing.assert_close(effective_weight(model.lm_head), plain.weight + delta, rtol=0, atol=1e-6)
+    convolution = nn.functional.conv2d(images, effective_weight(model.patch), model.patch.bias, stride=2)
     torch.testing.assert_close(model.patch(images), convolution, rtol=0, atol=1e-5)  # peft's own two convolutions
 
 
@@ -159,7 +162,7 @@ def test_bf16_base_with_fp32_adapters(images):
     merged.load_state_dict(lora.merged_state(model))
     assert float((out - merged(images).detach()).abs().max()) <= 0.02 * float(out.abs().max())  # bf16 has 8 bits
     x = model.features(images)
-    assert torch.equal(lora.linear_rows(model.lm_head, x, 0, 5), model.lm_head(x))
+    assert torch.equal(linear_rows(model.lm_head, x, 0, 5), model.lm_head(x))
 
 
 def test_dropout_acts_in_train_mode_only(images):
@@ -205,10 +208,10 @@ def test_saved_adapters_are_what_peft_reads_and_writes(tmp_path, images):
     for name, tensor in merged.items():
         torch.testing.assert_close(tensor, ours[name], rtol=0, atol=1e-6)
     again = adapted(config(lora_path=str(tmp_path), model_path="base", lora_rank=9), seed=5)  # the folder's rank wins
-    for name, layer in lora.adapted(again).items():
+    for name, layer in lora.adapted_layers(again).items():
         layer.lora_B["default"].weight.data.zero_()
-        assert name in lora.adapted(model)
-    lora.load_adapters(again, tmp_path)
+        assert name in lora.adapted_layers(model)
+    lora.prepare_adapters(again, tmp_path).run()
     assert torch.equal(again(images), model(images))
 
 
@@ -264,7 +267,7 @@ SPOILED = {
     "numbers for targets": (lambda f: _edit(f, target_modules=[1, 2]), r"target_modules=\[1, 2\] must be a list"),
     "bad pattern": (lambda f: _edit(f, target_modules="(["), r"target_modules=\(\[ must be .* or a regular expression"),
     "no weights": (lambda f: (f / "adapter_model.safetensors").unlink(), "no adapter_model.safetensors"),
-    "no json": (lambda f: (f / "adapter_config.json").write_text("{"), "adapter_config.json cannot be read"),
+    "no json": (lambda f: (f / "adapter_config.json").write_text("{"), "adapter_config.json is not valid JSON"),
 }
 
 
@@ -276,27 +279,27 @@ def test_spoiled_adapters_change_nothing(case, tmp_path):
     spoil(tmp_path)
     before = {n: t.clone() for n, t in model.state_dict().items()}
     with pytest.raises(UserError, match=message):
-        lora.load_adapters(model, tmp_path)
+        lora.prepare_adapters(model, tmp_path)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
 def test_parameter_counts():
     layers = [Layer("a.q_proj", 10, 6), Layer("lm_head", 6, 5), Layer("patch", 12, 8, linear=False)]
-    setting = AdapterSetting.of(config())
+    setting = LoraSettings.from_config(config())
     assert setting.num_parameters(layers) == 2 * (16 + 11)
-    assert AdapterSetting.of(config(lora_targets=["patch"])).num_parameters(layers) == 2 * 20
+    assert LoraSettings.from_config(config(lora_targets=["patch"])).num_parameters(layers) == 2 * 20
 
 
 def test_lora_path_needs_one_plain_base(tmp_path):
     lora.save_adapters(adapted(), tmp_path, "some/base")
     with pytest.raises(UserError, match=r"lora_path=.* needs the weights under its adapters: .*recorded: some/base"):
-        AdapterSetting.of(config(lora_path=str(tmp_path)))
+        LoraSettings.from_config(config(lora_path=str(tmp_path)))
     with pytest.raises(UserError, match=r"model_path=.* holds adapters already, and actor.model.lora_path=.* names"):
-        AdapterSetting.of(config(lora_path=str(tmp_path), model_path=str(tmp_path)))
+        LoraSettings.from_config(config(lora_path=str(tmp_path), model_path=str(tmp_path)))
 
 
 def test_foreign_targets_are_listed_in_short(tmp_path):
     lora.save_adapters(adapted(), tmp_path, None)
     _edit(tmp_path, target_modules=[f"layer{i}" for i in range(300)])
     with pytest.raises(UserError, match=r"target_modules: layer0, layer1, layer2, layer3 and 296 more names no layer"):
-        AdapterSetting.read(tmp_path).chosen([Layer("lm_head", 6, 5)])
+        LoraSettings.from_folder(tmp_path).select([Layer("lm_head", 6, 5)])

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from rlinf.data.types import Observation
 from rlinf.models import images
 from rlinf.models.config import ModelConfig, find_config
+from rlinf.models.files.tokenizers import BUNDLED
+from rlinf.models.prismatic.architecture import BASE
 from rlinf.models.prismatic.processor import Processor
-from rlinf.models.prismatic.prompts import BUNDLED, load_tokenizer
+from rlinf.models.prismatic.prompts import load_tokenizer
 
 TASK = "put carrot on plate"
 
@@ -51,17 +53,15 @@ def test_the_whole_picture_is_squeezed_into_the_square(picture: torch.Tensor, mo
     difference = (seen[0][0].float() - wanted).abs()
     assert difference.max() <= 1  # pixels within float error of a half
     assert (difference > 0).float().mean() < 1e-4
-    cropped = images.center_crop(images.resize(picture[None], 224, method="tensor"), 224)
+    cropped = images.center_crop(images.resize(picture[None], 224), 224)
     assert (cropped.float() - wanted).abs().mean() > 5  # a crop would show
 
 
 @pytest.mark.parametrize("model", ["openvla", "openvla_oft"])
 @pytest.mark.parametrize("case", ["down", "same", "up"])
 def test_the_processor_gives_the_recorded_pixels(golden_dir, max_delta, model: str, case: str) -> None:
-    from rlinf.models.prismatic import constants
-
     io = load_file(golden_dir / "preprocess_openvla" / "io.safetensors")
     pixels = processor(model).encode_images(observation(io[f"{case}.image"]))[:, 0].movedim(-1, 1).float() / 255
-    towers = ((constants.DINO_MEAN, constants.DINO_STD), (constants.SIGLIP_MEAN, constants.SIGLIP_STD))
-    got = torch.cat([(pixels - torch.tensor(m).view(3, 1, 1)) / torch.tensor(s).view(3, 1, 1) for m, s in towers], 1)
+    towers = [(torch.tensor(t.mean).view(3, 1, 1), torch.tensor(t.std).view(3, 1, 1)) for t in (BASE.dino, BASE.siglip)]
+    got = torch.cat([(pixels - mean) / std for mean, std in towers], 1)
     max_delta(f"{model}.{case}", got[..., ::3, ::3], io[f"{case}.tensor_s3"], 1e-5)

@@ -14,8 +14,9 @@ from openpi_cases import CPU, build, config, noise, observation
 from safetensors.torch import load_file, save_file
 
 from rlinf.errors import UserError
-from rlinf.models.files.weights import load_weights, save_weights
+from rlinf.models.files.weights import save_weights
 from rlinf.models.openpi.policy import Policy
+from tests.weights import load_weights
 
 EMBED = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
 LM_HEAD = "paligemma_with_expert.paligemma.lm_head.weight"

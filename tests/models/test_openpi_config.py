@@ -12,9 +12,10 @@ import torch
 from openpi_cases import config
 
 from rlinf.errors import UserError
-from rlinf.models.config import Surroundings, find_config
+from rlinf.models.config import RunSettings, find_config
 from rlinf.models.files import lora
-from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
+from rlinf.models.openpi.config import Config, OpenPiOptions
+from rlinf.models.openpi.conventions import CONVENTIONS
 from rlinf.models.openpi.policy import Policy
 
 
@@ -50,8 +51,8 @@ def test_published_metaworld_recipe():
     )
     spec = cfg.spec()
     assert (spec.action_dim, spec.num_action_chunks, spec.image_size, spec.num_images) == (4, 5, 224, 1)
-    assert (spec.uses_state, spec.state_dim, spec.has_logprob, spec.has_value) == (True, 4, True, True)
-    assert (spec.trainable, spec.critic_state_dim, cfg.denoise_steps, cfg.stored_precision) == ("expert", 0, 5, "bf16")
+    assert (spec.state_dim, spec.has_logprob, spec.has_value) == (4, True, True)
+    assert (spec.critic_state_dim, cfg.denoise_steps, cfg.stored_precision) == (0, 5, "bf16")
     assert cfg.cache_bytes_per_sample() == 2 * 18 * 256 * (256 + 48) * 2
     arch = cfg.architecture()
     assert (arch.action_dim, arch.action_horizon, arch.max_token_len) == (32, 5, 48)
@@ -59,23 +60,22 @@ def test_published_metaworld_recipe():
 
 def test_state_less_pi05():
     spec = Config(num_action_chunks=5, action_dim=7, openpi=OpenPiOptions(config_name="pi05_calvin")).spec()
-    assert (spec.uses_state, spec.state_dim, spec.num_images, spec.has_value) == (False, 0, 2, False)
+    assert (spec.state_dim, spec.num_images, spec.has_value) == (0, 2, False)
     robotwin = OpenPiOptions(config_name="pi05_aloha_robotwin")
     spec = Config(num_action_chunks=50, action_dim=14, openpi=robotwin).spec()
-    assert (spec.uses_state, spec.state_dim, spec.num_images) == (True, 14, 3)
+    assert (spec.state_dim, spec.num_images) == (14, 3)
 
 
-def test_completed_fills_what_only_the_run_knows():
-    cfg = config(value_input="state").completed(Surroundings(critic_state_dim=40, compat=None))
-    assert (cfg.spec().critic_state_dim, cfg.openpi.upstream_values) == (40, False)
-    cfg = config().completed(Surroundings(critic_state_dim=40, compat="rlinf-0.4"))
-    assert (cfg.spec().critic_state_dim, cfg.openpi.upstream_values) == (0, True)
+def test_the_critic_reads_the_state_of_the_runs_simulator():
+    run = RunSettings(critic_state_dim=40)
+    assert config(value_input="state").for_run(run).spec().critic_state_dim == 40
+    assert config().for_run(run).spec().critic_state_dim == 0
 
 
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"config_name": "pi0_metawrld"}, "config_name='pi0_metawrld' is unknown; did you mean pi0_metaworld?"),
+        ({}, {"config_name": "pi0_metawrld"}, "config_name='pi0_metawrld' is unknown (did you mean 'pi0_metaworld'?)"),
         ({}, {"action_chunk": 4}, "openpi.action_chunk=4 must equal actor.model.num_action_chunks=3"),
         ({}, {"action_env_dim": 7}, "openpi.action_env_dim=7 must equal actor.model.action_dim=4"),
         ({}, {"add_value_head": False}, "openpi.add_value_head=False must equal actor.model.add_value_head=True"),
@@ -114,12 +114,12 @@ def test_state_critic_without_its_size():
 
 
 def test_compact_runs_are_fp32():
-    rest = Surroundings()
+    rest = RunSettings()
     for precision in (None, "bf16", "fp32"):
-        assert replace(config(), precision=precision).completed(rest).stored_precision == "fp32"
-    assert replace(config(), size="small", precision="bf16").completed(rest).stored_precision == "bf16"
+        assert replace(config(), precision=precision).for_run(rest).stored_precision == "fp32"
+    assert replace(config(), size="small", precision="bf16").for_run(rest).stored_precision == "bf16"
     with pytest.raises(UserError, match=r"precision='fp17' must be fp32, bf16 or null"):
-        replace(config(), precision="fp17").completed(rest)
+        replace(config(), precision="fp17").for_run(rest)
 
 
 def test_bf16_small_policy():
@@ -145,7 +145,6 @@ def test_layers_that_lora_can_adapt_are_those_of_the_network(name):
 
 def test_lora_counts_of_the_published_size():
     cfg = replace(config("pi0_metaworld"), size="base", num_action_chunks=5, is_lora=True, lora_rank=32)
-    assert cfg.spec().trainable == "lora"
     assert cfg.num_parameters()["adapters"] == 32 * sum(
         layer.inputs + layer.outputs for layer in cfg.architecture().layers() if "paligemma." not in layer.name
     )

@@ -9,10 +9,11 @@ import sentencepiece
 import torch
 from openpi_cases import build, config, noise, observation
 
+from rlinf.models.files.tokenizers import BUNDLED
 from rlinf.models.openpi import transforms
-from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
-from rlinf.models.openpi.normalize import Statistics
-from rlinf.models.openpi.tokenizer import BUNDLED
+from rlinf.models.openpi.config import Config, OpenPiOptions
+from rlinf.models.openpi.conventions import CONVENTIONS
+from rlinf.models.openpi.statistics import Statistics
 
 # horizon and prompt slots of the published network, cameras, state columns read, action columns, quantiles, relative
 FACTS = {
@@ -41,7 +42,7 @@ def test_facts(name):
     cfg = Config(num_action_chunks=5, action_dim=columns, openpi=OpenPiOptions(config_name=name))
     arch, row, spec = cfg.architecture(), cfg.convention, cfg.spec()
     assert (arch.action_horizon, arch.max_token_len, arch.action_dim) == (horizon, slots, 32)
-    assert (spec.num_images, spec.state_dim, spec.uses_state, spec.action_dim) == (cameras, state, state > 0, columns)
+    assert (spec.num_images, spec.state_dim, spec.action_dim) == (cameras, state, columns)
     assert (row.pi05, row.quantile_norm) == (name.startswith("pi05"), quantile)
     assert row.discrete_state == row.adapt_to_pi == (name == "pi05_aloha_robotwin")
     assert row.asset_id == ASSETS[name.split("_")[-1]]
@@ -59,7 +60,7 @@ def test_there_and_back(name):
     assert (inputs.raw_state is None) == (state == 0)
 
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(BUNDLED))
-    texts = [pieces.decode(t[v].tolist()) for t, v in zip(inputs.tokens, inputs.token_valid, strict=True)]
+    texts = [pieces.decode(t[v].tolist()) for t, v in zip(inputs.prompts.ids, inputs.prompts.valid, strict=True)]
     if cfg.convention.discrete_state:
         normal = processor.state_stats.normalize(transforms.aloha_state(obs.states), quantile=True)
         bins = (((normal.double() + 1) * 128).floor()).clamp(-1, 255).long()  # 256 equal bins of [-1, 1]

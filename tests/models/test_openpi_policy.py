@@ -9,7 +9,6 @@ import torch
 from openpi_cases import CRITIC_COLUMNS, PROMPTS, build, config, noise, observation
 
 from rlinf.errors import UserError
-from rlinf.models.config import Surroundings
 from rlinf.models.openpi import flow
 
 SAMPLERS = {
@@ -170,8 +169,7 @@ def test_eval_mode_is_the_ode_of_the_drawn_noise():
     assert out.values is None
     inputs, x = policy.processor.encode(obs), noise().normal((5, 8))
     with torch.no_grad():
-        length = int(inputs.token_valid.sum(1).max())
-        prefix = policy.net.prefix(inputs.images, inputs.tokens[:, :length], inputs.token_valid[:, :length])
+        prefix = policy.net.prefix(inputs.images, *inputs.prompts.trimmed())
         for i in range(4):
             t = torch.full((6,), 1 - i / 4)
             x = x - policy.net.velocity(policy.net.suffix(prefix, inputs.state, x, policy.net.times(t))) / 4
@@ -185,18 +183,23 @@ def test_noise_annealing():
     assert policy.sampler().noise_level == pytest.approx(0.6)
 
 
-def test_upstream_values_average_the_steps_and_read_three_cameras():
-    cfg = config("pi05_metaworld", value_after_vlm=True).completed(Surroundings(critic_state_dim=0, compat="rlinf-0.4"))
-    policy = build(cfg)
+def test_published_values_average_the_steps_and_read_three_cameras():
+    cfg = config("pi05_metaworld", value_after_vlm=True)
+    policy, clean = build(cfg, compat="rlinf-0.4"), build(cfg)
+    out, own = (p.predict(observation(cfg), mode="train", noise=noise()) for p in (policy, clean))
+    assert out.replay["images"].shape == own.replay["images"].shape
+    assert gap(out.actions, own.actions) <= 1e-5
+    assert gap(out.values, own.values) > 1e-4  # the mean also reads padding
+    for cache in (None, out.cache):
+        again = policy.evaluate(out.replay, values=True, entropy=False, cache=cache)
+        assert gap(again.values, out.values) <= GAP
+        assert gap(again.logprobs, out.logprobs) <= GAP
+    cfg = config()
+    policy = build(cfg, compat="rlinf-0.4")
     out = policy.predict(observation(cfg), mode="train", noise=noise())
-    assert out.replay["images"].shape[1] == 3
-    assert gap(policy.evaluate(out.replay, values=True, entropy=False).values, out.values) <= GAP
-    cfg = config().completed(Surroundings(critic_state_dim=0, compat="rlinf-0.4"))
-    policy = build(cfg)
-    out = policy.predict(observation(cfg), mode="train", noise=noise())
-    assert (
-        gap(policy.evaluate(out.replay, values=True, entropy=False).values, out.values) > 1e-4
-    )  # the published mismatch
+    again = policy.evaluate(out.replay, values=True, entropy=False)
+    assert gap(again.values, out.values) > 1e-4  # the published mismatch
+    assert gap(again.logprobs, out.logprobs) <= GAP
 
 
 def test_observations_that_do_not_fit():

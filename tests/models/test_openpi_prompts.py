@@ -7,9 +7,9 @@ import sentencepiece
 import torch
 from openpi_cases import PROMPTS
 
+from rlinf.models.files.tokenizers import BUNDLED
 from rlinf.models.openpi.architecture import SMALL_VOCAB
-from rlinf.models.openpi.tokenizer import BUNDLED, load_tokenizer
-from rlinf.models.openpi.transforms import clean_prompt, state_prompt
+from rlinf.models.openpi.prompts import clean_prompt, load_tokenizer, state_prompt
 
 
 @pytest.fixture(scope="module")
@@ -37,30 +37,32 @@ def test_prompt_rules():
 
 def test_padding_and_cutting():
     tokenizer = load_tokenizer(BUNDLED, max_len=8, vocab_size=SMALL_VOCAB)
-    tokens, valid = tokenizer(["push it", "Press a handle down sideways"])
+    prompts = tokenizer(["push it", "Press a handle down sideways"])
+    tokens, valid = prompts.ids, prompts.valid
+    assert (prompts.shortest, prompts.longest) == tuple(valid.sum(1).tolist())
     assert tokens.shape == valid.shape == (2, 8)
     assert (tokens[:, 0] == 2).all()
     assert valid.sum(1).tolist() == [int((row != 0).sum()) for row in tokens]
     assert not tokens[0][~valid[0]].any()
     with pytest.warns(UserWarning, match="prompt cut from"):
-        _, valid = tokenizer(["take the red block and rotate it to the right"])
-    assert valid.all()
+        prompts = tokenizer(["take the red block and rotate it to the right"])
+    assert prompts.valid.all()
 
 
 def test_a_batch_is_its_texts_one_at_a_time():
     tokenizer = load_tokenizer(BUNDLED, max_len=24, vocab_size=SMALL_VOCAB)
     texts = [PROMPTS[i] for i in (1, 0, 1, 1, 2, 0)]
-    tokens, valid = tokenizer(texts)
+    together = tokenizer(texts)
     alone = [tokenizer([text]) for text in texts]
-    assert torch.equal(tokens, torch.cat([t for t, _ in alone]))
-    assert torch.equal(valid, torch.cat([v for _, v in alone]))
-    assert [len(set(map(tuple, tokens[[i, j]].tolist()))) for i, j in ((0, 2), (1, 5), (0, 1))] == [1, 1, 2]
+    assert torch.equal(together.ids, torch.cat([p.ids for p in alone]))
+    assert torch.equal(together.valid, torch.cat([p.valid for p in alone]))
+    assert [len(set(map(tuple, together.ids[[i, j]].tolist()))) for i, j in ((0, 2), (1, 5), (0, 1))] == [1, 1, 2]
     states = torch.tensor([[0.0], [0.5], [-0.5], [0.5]])  # part of the prompt: rows of one text differ
-    tokens, valid = tokenizer(["go"] * 4, states)
+    together = tokenizer(["go"] * 4, states)
     alone = [tokenizer(["go"], state[None]) for state in states]
-    assert torch.equal(tokens, torch.cat([t for t, _ in alone]))
-    assert torch.equal(valid, torch.cat([v for _, v in alone]))
-    assert len(set(map(tuple, tokens.tolist()))) == 3
+    assert torch.equal(together.ids, torch.cat([p.ids for p in alone]))
+    assert torch.equal(together.valid, torch.cat([p.valid for p in alone]))
+    assert len(set(map(tuple, together.ids.tolist()))) == 3
 
 
 def test_a_repeated_text_that_is_cut_is_said_once():

@@ -8,8 +8,8 @@ from openpi_cases import CPU, build, config, noise, observation
 
 from rlinf.data.types import Observation
 from rlinf.models.openpi.config import Config, OpenPiOptions
-from rlinf.models.openpi.normalize import Statistics
 from rlinf.models.openpi.policy import Policy
+from rlinf.models.openpi.statistics import Statistics
 
 
 def test_statistics_of_known_data():
@@ -47,8 +47,7 @@ def test_loss_is_the_flow_matching_error(name):
     assert torch.equal(target[:, 2], target[:, 4])  # a chunk shorter than the horizon repeats its last action
     eps, t = source.normal((2, *target.shape[1:])), source.uniform((2,)) ** (2 / 3) * 0.999 + 0.001
     losses = []
-    length = int(inputs.token_valid.sum(1).max())
-    prefix = policy.net.prefix(inputs.images, inputs.tokens[:, :length], inputs.token_valid[:, :length])
+    prefix = policy.net.prefix(inputs.images, *inputs.prompts.trimmed())
     for d in range(2):
         time = t[:, d, None, None]
         x = time * eps[:, d] + (1 - time) * target
@@ -74,7 +73,7 @@ def test_a_further_loss_reads_the_mean_image_token_and_teaches_the_eyes(name):
         return (tokens - given).square().mean()
 
     plain = policy.sft_loss(obs, actions, noise=noise(), draws=2)
-    both = policy.sft_loss(obs, actions, noise=noise(), draws=2, seen=teach)
+    both = policy.sft_loss(obs, actions, noise=noise(), draws=2, image_token_loss=teach)
     further = teach(policy.net.embed_images(policy.processor.encode(obs).images).mean(1))
     assert both.item() == pytest.approx(plain.item() + further.item(), rel=1e-6)
     plain_grads, both_grads, further_grads = gradients(plain), gradients(both), gradients(further)

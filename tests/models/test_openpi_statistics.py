@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlinf.errors import UserError
-from rlinf.models.files.column_statistics import quantiles
-from rlinf.models.openpi.normalize import Statistics, load_statistics, save_statistics
+from rlinf.models.files.statistics import fit_columns
+from rlinf.models.openpi.statistics import Statistics, load_statistics, save_statistics
 
 ASSET = "lerobot/metaworld_mt50"
 NAN = float("nan")
@@ -84,6 +84,6 @@ def test_broken_files(stored, text, message):
 
 def test_quantiles_of_long_data_are_taken_from_a_part():
     rows = torch.linspace(0, 1, 5_000_000)[:, None].expand(-1, 4)
-    q01, q99 = quantiles(rows)
-    assert q01.tolist() == pytest.approx([0.01] * 4, abs=1e-5)
-    assert q99.tolist() == pytest.approx([0.99] * 4, abs=1e-5)
+    fitted = fit_columns(rows, floor=0.01)
+    assert fitted["q01"].tolist() == pytest.approx([0.01] * 4, abs=1e-5)
+    assert fitted["q99"].tolist() == pytest.approx([0.99] * 4, abs=1e-5)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.compat.keys import without_old_keys
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
-from rlinf.models.config import Surroundings, find_config
+from rlinf.models.config import RunSettings, find_config
+from rlinf.models.files.tokenizers import BUNDLED
 from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.models.openvla_oft.config import Config as Oft
 from rlinf.models.prismatic.processor import Processor
-from rlinf.models.prismatic.prompts import find_tokenizer, load_tokenizer
+from rlinf.models.prismatic.prompts import load_tokenizer
 from rlinf.typed import convert
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
@@ -68,7 +70,7 @@ ROBOTWIN_OFT = MANISKILL_OFT | {
 
 
 def block(tree: dict):
-    return convert(find_config(tree["model_type"]), tree, "actor.model", lambda path: "file.yaml")
+    return convert(find_config(tree["model_type"]), without_old_keys(tree), "actor.model", lambda path: "file.yaml")
 
 
 @pytest.mark.parametrize("tree", [OPENVLA, MANISKILL_OFT, ROBOTWIN_OFT])
@@ -76,8 +78,8 @@ def test_published_blocks_load(tree):
     cfg = block(tree)
     spec = cfg.spec()
     assert (spec.action_dim, spec.num_action_chunks) == (tree["action_dim"], tree["num_action_chunks"])
-    assert (spec.state_dim, spec.uses_state) == (tree.get("proprio_dim", 0), tree["use_proprio"])
-    assert (spec.image_size, spec.num_images, spec.trainable, spec.binary_gripper) == (224, 1, "lora", True)
+    assert spec.state_dim == tree.get("proprio_dim", 0)
+    assert (spec.image_size, spec.num_images, spec.binary_gripper) == (224, 1, True)
     assert spec.has_logprob
     assert cfg.stored_precision == "bf16"
     assert cfg.prompt_slots == tree["max_prompt_length"]
@@ -94,7 +96,7 @@ def test_values_per_chunk():
 def test_parameters_of_the_published_sizes():
     """7.5 B less what is never computed (two blocks, two norms, a pooling head); rank-32 adapters on every linear."""
     counts = replace(block(OPENVLA), model_path=None).num_parameters()
-    assert sum(counts[part] for part in ("embedding", "language", "lm_head")) == 6_738_939_904
+    assert sum(counts[part] for part in ("embedding", "language")) == 6_738_939_904
     assert counts["projector"] == 71_385_600
     assert counts["value_head"] == 4096 * 512 + 512 + 512 * 128 + 128 + 128
     cfg = replace(block(OPENVLA), model_path=None)
@@ -109,7 +111,7 @@ def test_parameters_of_the_published_sizes():
     [
         (OpenVla(num_action_chunks=8), "actor.model.num_action_chunks=8 must be 1 for model_type openvla"),
         (OpenVla(num_images_in_input=2), "actor.model.num_images_in_input=2 must be 1 for model_type openvla"),
-        (OpenVla(use_proprio=True), "actor.model.use_proprio=True must be false for model_type openvla"),
+        (OpenVla(use_proprio=True), "actor.model.use_proprio=True must be False for model_type openvla"),
         (Oft(use_proprio=True), "actor.model.use_proprio=True needs actor.model.implement_version=official"),
         (Oft(action_head="l1"), "actor.model.action_head=l1 needs actor.model.implement_version=official"),
         (Oft(implement_version="official", use_proprio=True, proprio_dim=0), "actor.model.proprio_dim=0 must be at le"),
@@ -126,14 +128,12 @@ def test_impossible_blocks(cfg, message):
 
 
 def test_sampling_comes_from_the_rollout_block():
-    rest = Surroundings(temperature_train=1.6, temperature_eval=-1.0, top_k=-1, gradient_checkpointing=True)
-    cfg = Oft().completed(rest)
+    rest = RunSettings(temperature_train=1.6, temperature_eval=-1.0, top_k=-1, gradient_checkpointing=True)
+    cfg = Oft().for_run(rest)
     assert (cfg.temperature_train, cfg.temperature_eval, cfg.top_k) == (1.6, -1.0, -1)
     assert cfg.gradient_checkpointing
-    assert not cfg.upstream_sampling
-    assert Oft(size="compact", precision="bf16").completed(rest).stored_precision == "fp32"
-    assert Oft(precision="bf16").completed(rest).stored_precision == "bf16"
-    assert Oft().completed(replace(rest, compat="rlinf-0.4")).upstream_sampling
+    assert Oft(size="compact", precision="bf16").for_run(rest).stored_precision == "fp32"
+    assert Oft(precision="bf16").for_run(rest).stored_precision == "bf16"
     recipe = load_config("metaworld_50_grpo_openvlaoft", config_dir=CONFIGS, purpose="plan", devices=[0])
     model = recipe.actor.model
     assert (model.temperature_train, model.temperature_eval, model.top_k) == (1.6, -1.0, -1)
@@ -147,8 +147,8 @@ L1 = ("actor.model.implement_version=official", "actor.model.action_head=l1")
     ("overrides", "message"),
     [
         (L1, "actor.model.action_head=l1 gives no log-probs and cannot be trained by RL"),
-        (["rollout.sampling_params.top_p=0.9"], "rollout.sampling_params.top_p=0.9 must be 1.0"),
-        (["rollout.sampling_params.repetition_penalty=1.1"], "sampling_params.repetition_penalty=1.1 must be 1.0"),
+        (["rollout.sampling_params.top_p=0.9"], "rollout.sampling_params.top_p=0.9 must be 1,"),
+        (["rollout.sampling_params.repetition_penalty=1.1"], "sampling_params.repetition_penalty=1.1 must be 1,"),
         (["rollout.sampling_params.temperature_train=-1"], "sampling_params.temperature_train=-1.0 must be positive"),
         (
             ["actor.model.add_value_head=true", "algorithm.adv_type=gae", "algorithm.reward_type=chunk_level"],
@@ -190,8 +190,7 @@ def test_sampling_set_in_the_model_block_is_warned_of(caplog):
 def test_a_statistics_key_without_statistics(tmp_path, caplog):
     """`base` insists on statistics; smaller sizes may have none, and say so when a key was asked for."""
     cfg = replace(Oft.examples()[0], unnorm_key="foo")
-    tokenizer = find_tokenizer(None, size="compact")
-    prompts = load_tokenizer(tokenizer, max_len=cfg.prompt_slots, vocab_size=cfg.architecture().vocab_size)
+    prompts = load_tokenizer(BUNDLED, max_len=cfg.prompt_slots, vocab_size=cfg.architecture().vocab_size)
     for key, warned in (("foo", True), (None, False)):
         caplog.clear()
         Processor(replace(cfg, unnorm_key=key), cfg.architecture(), prompts).prepare(tmp_path)

@@ -83,7 +83,7 @@ def test_bad_pixel_statistics_are_refused(saved):
 
 
 def test_statistics_must_have_the_key_and_the_columns(saved):
-    with pytest.raises(UserError, match=r"unnorm_key='bridge' is not in .* did you mean 'bridge_orig'"):
+    with pytest.raises(UserError, match=r"unnorm_key='bridge' is not in .* \(did you mean 'bridge_orig'"):
         build(saved, unnorm_key="bridge")
     with pytest.raises(UserError, match=r"has 3 columns, actor\.model\.action_dim is 7"):
         build(saved, action_dim=7)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rlinf.errors import UserError
-from rlinf.models.files.weights import plain_targets, prepare, save_weights
+from rlinf.models.files.weights import plain_state, prepare_load, save_weights
 from rlinf.models.nn.packed import pack
 from rlinf.models.nn.recompute import set_checkpointing
-from rlinf.models.prismatic.architecture import COMPACT, SIZES
+from rlinf.models.prismatic.architecture import COMPACT, SIZES, Parts
 from rlinf.models.prismatic.model import PrismaticNet
 from rlinf.models.prismatic.weights import SIDE, SIDE_PARTS, initialize, published_names, side_files
 
@@ -21,7 +21,7 @@ EXTRAS = {"proprio_dim": 5, "film": True, "regression": (3, 4)}
 
 
 def make_net(**options) -> PrismaticNet:
-    net = PrismaticNet(replace(COMPACT, dino=replace(COMPACT.dino, depth=3)), **options)
+    net = PrismaticNet(replace(COMPACT, dino=replace(COMPACT.dino, depth=3)), Parts(**options))
     initialize(net, torch.Generator().manual_seed(0))
     return net
 
@@ -196,13 +196,13 @@ def test_bf16_keeps_logits_and_pixels_precise(net):
 @pytest.mark.parametrize("size", SIZES)
 def test_parameters_are_counted_exactly(size, options):
     with torch.device("meta"):
-        net = PrismaticNet(SIZES[size], **options)
-    counts = SIZES[size].num_parameters(**options)
+        net = PrismaticNet(SIZES[size], Parts(**options))
+    counts = SIZES[size].num_parameters(Parts(**options))
     assert sum(counts.values()) == sum(p.numel() for p in net.parameters())
     vision = sum(
         p.numel() for n, p in net.vision_backbone.named_parameters() if ".scale." not in n and ".shift." not in n
     )
-    language = sum(p.numel() for n, p in net.language_model.model.named_parameters() if "embed" not in n)
+    language = sum(p.numel() for n, p in net.language_model.named_parameters() if "embed" not in n)
     assert (counts["vision"], counts["language"]) == (vision, language)
     print(size, counts)
 
@@ -239,7 +239,7 @@ def test_side_files_load_under_their_published_names(tmp_path):
         files = side_files(tmp_path)
         rename = published_names(net.arch, prefix="", side=files)
         side = [(file, f"{SIDE}{part}.") for part, file in files.items()]
-        prepare(plain_targets(net), tmp_path, rename=rename, side=side).run()
+        prepare_load(plain_state(net), tmp_path, rename=rename, side=side).run()
 
     with pytest.raises(UserError, match=r"lacks 32 tensors of this model: action_head"):
         load()

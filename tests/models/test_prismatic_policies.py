@@ -14,12 +14,11 @@ from rlinf.models.files import lora
 from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.models.openvla_oft.config import Config as Oft
 from rlinf.models.policy import find_policy
-from rlinf.models.prismatic import sampling
-from rlinf.models.prismatic.layers import net_layers
+from rlinf.models.prismatic import action_bins
+from rlinf.models.prismatic.architecture import Parts
+from rlinf.models.prismatic.base_config import PrismaticConfig
 from rlinf.models.prismatic.model import PrismaticNet
-from rlinf.models.prismatic.options import PrismaticConfig
 from rlinf.models.prismatic.policy import PrismaticPolicy
-from rlinf.models.prismatic.sequence import trim
 
 CPU = torch.device("cpu")
 ROWS = 4
@@ -117,7 +116,7 @@ def test_greedy_is_scored_alike(case):
     policy, bound = case
     sampler(policy, "T1")
     inputs = policy.processor.encode(observation(policy.cfg))
-    ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest)
+    ids, valid = inputs.prompts.trimmed()
     given = {"images": inputs.images, "ids": ids, "valid": valid}
     given |= {} if inputs.state is None else {"state": inputs.state}
     with torch.no_grad():
@@ -147,7 +146,7 @@ def test_batch_order_and_prompt_padding_change_nothing(case):
     with torch.no_grad():
         untrimmed = policy.context(replay["images"], replay["ids"], replay["valid"], replay.get("state"))
         read = policy.read(untrimmed, replay["bins"].long())
-    logprobs = sampling.chosen(policy.score(read.slots, replay["bins"].long()), replay["bins"].long())
+    logprobs = action_bins.chosen(policy.score(read.slots, replay["bins"].long()), replay["bins"].long())
     assert gap(logprobs.view_as(together.logprobs), together.logprobs) <= bound
     assert gap(policy.critic(read.value), together.values) <= 2e-5
 
@@ -177,29 +176,29 @@ def test_every_camera_and_the_state_matter():
 
 # ------------------------------------------------------------------ sampling
 def test_draws_follow_the_distribution():
-    log_prob = sampling.log_probs(torch.tensor([0.0, 2.0, 1.0] + [-9.0] * 253), temperature=1.0, top_k=3)
+    log_prob = action_bins.log_probs(torch.tensor([0.0, 2.0, 1.0] + [-9.0] * 253), temperature=1.0, top_k=3)
     uniforms = (torch.arange(100_000) + 0.5) / 100_000
-    bins = sampling.draw(log_prob.expand(100_000, -1), uniforms)
+    bins = action_bins.draw(log_prob.expand(100_000, -1), uniforms)
     share = torch.bincount(bins, minlength=256) / 100_000
     assert gap(share, log_prob.exp()) <= 2e-5
     edges = torch.tensor([0.0, 1.0 - 2**-24])  # the smallest and the largest uniform there is
     last = torch.full((2, 256), -torch.inf)
     last[:, 7:9] = -0.6931472
-    assert sampling.draw(last, edges).tolist() == [7, 8]
+    assert action_bins.draw(last, edges).tolist() == [7, 8]
 
 
 def test_the_top_k_are_ranked_inside_the_bins_and_scored_as_drawn():
     logits = torch.randn(5, 256, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    kept = sampling.log_probs(logits, temperature=2.0, top_k=10)
+    kept = action_bins.log_probs(logits, temperature=2.0, top_k=10)
     assert (kept > -torch.inf).sum(-1).tolist() == [10] * 5
     best = logits.topk(10, -1)
     assert gap(kept.gather(-1, best.indices), (best.values / 2.0).log_softmax(-1)) <= 1e-6
     worst = logits.argmin(-1)  # a stored bin that has left the top k since
-    scored = sampling.log_probs(logits, temperature=2.0, top_k=10, keep=worst)
-    assert torch.isfinite(sampling.chosen(scored, worst)).all()
-    (sampling.chosen(scored, worst).sum() + sampling.entropy(scored).sum()).backward()
+    scored = action_bins.log_probs(logits, temperature=2.0, top_k=10, keep=worst)
+    assert torch.isfinite(action_bins.chosen(scored, worst)).all()
+    (action_bins.chosen(scored, worst).sum() + action_bins.entropy(scored).sum()).backward()
     assert torch.isfinite(logits.grad).all()
-    uniform = sampling.entropy(sampling.log_probs(torch.zeros(1, 256), temperature=1.0, top_k=0))
+    uniform = action_bins.entropy(action_bins.log_probs(torch.zeros(1, 256), temperature=1.0, top_k=0))
     assert uniform.item() == pytest.approx(torch.tensor(256.0).log().item(), abs=1e-5)
 
 
@@ -260,8 +259,8 @@ def test_bf16_is_the_whole_network_but_never_the_critic():
 def test_adapted_layers_are_known_without_torch(options):
     arch = POLICIES["oft"][0].architecture()
     with torch.device("meta"):
-        net = PrismaticNet(arch, **options)
-    assert sorted(net_layers(arch, **options)) == sorted(lora._layers(net))
+        net = PrismaticNet(arch, Parts(**options))
+    assert sorted(arch.layers(Parts(**options))) == sorted(lora._layers(net))
 
 
 def test_random_bins_start_in_order():

@@ -10,7 +10,8 @@ import sentencepiece
 import torch
 
 from rlinf.errors import UserError
-from rlinf.models.prismatic.prompts import BUNDLED, PromptTokenizer, find_tokenizer, load_tokenizer, prompt_text
+from rlinf.models.files.tokenizers import BUNDLED, find_tokenizer
+from rlinf.models.prismatic.prompts import PromptTokenizer, load_tokenizer, prompt_text
 
 TASKS = ["Put the CARROT on the plate", "go", "Turn on the stove and put the moka pot on it"]
 
@@ -54,7 +55,9 @@ def test_rows(llama_like, max_len):
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(llama_like))
     tokenizer = load_tokenizer(llama_like, max_len=max_len, vocab_size=400)
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (1, 2, pieces.vocab_size())
-    ids, valid = tokenizer(TASKS)
+    prompts = tokenizer(TASKS)
+    ids, valid = prompts.ids, prompts.valid
+    assert (prompts.shortest, prompts.longest) == (valid.sum(1).min(), valid.sum(1).max())
     assert (ids.dtype, valid.dtype) == (torch.int32, torch.bool)
     assert ids.shape == valid.shape == (3, max_len)
     lengths = set()
@@ -74,8 +77,8 @@ def test_the_empty_token_is_there_even_if_the_file_drops_spaces(tmp_path):
     tokenizer = load_tokenizer(path, max_len=60, vocab_size=400)
     plain = pieces.encode(prompt_text("go"))
     assert plain[-1] != tokenizer.empty
-    ids, valid = tokenizer(["go"])
-    assert ids[0][valid[0]].tolist() == [1, *plain, tokenizer.empty]
+    prompts = tokenizer(["go"])
+    assert prompts.ids[0][prompts.valid[0]].tolist() == [1, *plain, tokenizer.empty]
 
 
 def test_the_bundled_file():
@@ -83,22 +86,23 @@ def test_the_bundled_file():
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(BUNDLED))
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (2, 1, 0)
     assert pieces.id_to_piece(tokenizer.empty) == "▁"
-    ids, valid = tokenizer(TASKS)
+    prompts = tokenizer(TASKS)
+    ids, valid = prompts.ids, prompts.valid
     assert (ids[:, 0] == 2).all()
     assert (ids[:, -1] == tokenizer.empty).all()
     assert pieces.decode(ids[0][valid[0]].tolist()[1:]) == prompt_text(TASKS[0])
 
 
 def test_long_prompts_are_cut_before_the_empty_token(llama_like):
-    longest = load_tokenizer(llama_like, max_len=200, vocab_size=400)(TASKS[2:])[1].sum().item()
+    longest = load_tokenizer(llama_like, max_len=200, vocab_size=400)(TASKS[2:]).longest
     tokenizer = load_tokenizer(llama_like, max_len=longest, vocab_size=400)
-    whole, valid = tokenizer(TASKS[2:])  # fits exactly: no warning (warnings would be visible in the report)
-    assert valid.all()
+    whole = tokenizer(TASKS[2:])  # fits exactly: no warning (warnings would be visible in the report)
+    assert whole.valid.all()
     short = load_tokenizer(llama_like, max_len=longest - 3, vocab_size=400)
     with pytest.warns(UserWarning, match=f"prompt cut from {longest} to {longest - 3} tokens: 'Turn on the stove"):
-        cut, valid = short(TASKS[2:])
-    assert valid.all()
-    assert cut[0].tolist() == [*whole[0, : longest - 4].tolist(), tokenizer.empty]
+        cut = short(TASKS[2:])
+    assert cut.valid.all()
+    assert cut.ids[0].tolist() == [*whole.ids[0, : longest - 4].tolist(), tokenizer.empty]
 
 
 def test_tokenisation_is_remembered(llama_like):
@@ -107,23 +111,22 @@ def test_tokenisation_is_remembered(llama_like):
     tokenizer = PromptTokenizer(pieces, max_len=60)
     encode = pieces.encode
     pieces.encode = lambda text: calls.append(text) or encode(text)  # type: ignore[method-assign]
-    first, _ = tokenizer(TASKS * 5)
-    again, _ = tokenizer(TASKS * 5)
+    first, again = tokenizer(TASKS * 5).ids, tokenizer(TASKS * 5).ids
     assert len(calls) == 3
     assert torch.equal(first, again)
 
 
 def test_which_file(tmp_path, llama_like):
-    assert find_tokenizer(None, size="base") == BUNDLED
-    assert find_tokenizer(tmp_path, size="compact") == BUNDLED
+    assert find_tokenizer(None, size="base", model="Llama-2") == BUNDLED
+    assert find_tokenizer(tmp_path, size="compact", model="Llama-2") == BUNDLED
     with pytest.raises(UserError, match=r"has no tokenizer.model; copy Llama-2's sentencepiece model there"):
-        find_tokenizer(tmp_path, size="base")
+        find_tokenizer(tmp_path, size="base", model="Llama-2")
     (tmp_path / "tokenizer.json").write_text("{}")
     for size in ("base", "compact"):
         with pytest.raises(UserError, match=r"tokenizer.json but no tokenizer.model; copy Llama-2's sentencepiece"):
-            find_tokenizer(tmp_path, size=size)
+            find_tokenizer(tmp_path, size=size, model="Llama-2")
     (tmp_path / "tokenizer.model").write_bytes(llama_like.read_bytes())
-    assert find_tokenizer(tmp_path, size="base") == tmp_path / "tokenizer.model"
+    assert find_tokenizer(tmp_path, size="base", model="Llama-2") == tmp_path / "tokenizer.model"
 
 
 def test_refusals(tmp_path, llama_like):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf.errors import UserError
-from rlinf.models.prismatic.statistics import Statistics, StatisticsTable
+from rlinf.models.prismatic.folder import ColumnRanges, StatisticsTable
 
 ENTRY = {"q01": [-1.0, 0.0, 2.0], "q99": [1.0, 0.5, 2.0], "min": [-2.0, -1.0, 1.0], "max": [2.0, 1.0, 3.0]}
 
@@ -37,16 +37,15 @@ def test_the_two_rules(tmp_path):
 
 
 def test_the_published_epsilon():
-    stats = Statistics(torch.tensor([0.0, 5.0]), torch.tensor([0.0, 7.0]), torch.tensor([True, True]))
+    stats = ColumnRanges(torch.tensor([0.0, 5.0]), torch.tensor([0.0, 7.0]), torch.tensor([True, True]))
     x = torch.ones(2, dtype=torch.float64)
     assert stats.unnormalize(x).tolist() == [1e-8, 7.0 + 1e-8]
-    assert stats.unnormalize(x, eps=0.0).tolist() == [0.0, 7.0]
     assert stats.normalize(torch.zeros(2)).tolist() == [-1.0, -1.0]  # a constant column: no division by zero
 
 
 def test_identity():
     x = torch.randn(5, 4)
-    stats = Statistics.identity(4)
+    stats = ColumnRanges.identity(4)
     assert torch.equal(stats.normalize(x), x)
     assert torch.equal(stats.unnormalize(x), x)
 
@@ -66,7 +65,8 @@ def test_keys(tmp_path):
     assert table.resolve("libero_goal") == "libero_goal_no_noops"
     assert table.resolve("bridge_orig") == "bridge_orig"
     with pytest.raises(
-        UserError, match=r"unnorm_key='bridge' is not in .*; did you mean 'bridge_orig'\? It has: libero_goal_no_noops,"
+        UserError,
+        match=r"unnorm_key='bridge' is not in .* \(did you mean 'bridge_orig'\?\); it has: libero_goal_no_noops,",
     ):
         table.resolve("bridge")
     with pytest.raises(UserError, match=r"unnorm_key is null, but .* has several; set one of: libero_goal_no_noops, "):
@@ -136,13 +136,13 @@ def test_broken_files(tmp_path, file, text, message):
 def test_fit(tmp_path):
     actions = torch.stack((torch.linspace(-1, 1, 201), torch.full((201,), 0.5)), 1)
     states = torch.linspace(0, 10, 201)[:, None]
-    fitted = StatisticsTable.fit("mine", states, actions, mask=[True, False])
+    fitted = StatisticsTable.fit("mine", states, actions)
     fitted.save(tmp_path)
     table = StatisticsTable.read(tmp_path)
     q99 = table.load("mine", "action", kind="q99", columns=2)
     assert q99.low.tolist() == pytest.approx([-0.98, 0.4])  # a column that never moves gets a range of 0.2 around it
     assert q99.high.tolist() == pytest.approx([0.98, 0.6])
-    assert q99.mask.tolist() == [True, False]
+    assert q99.mask.tolist() == [True, True]
     bounds = table.load(None, "action", kind="bounds", columns=2)
     assert (bounds.low[0], bounds.high[0]) == (-1.0, 1.0)
     proprio = table.load("mine", "proprio", kind="q99", columns=1)

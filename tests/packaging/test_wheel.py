@@ -41,7 +41,9 @@ def test_every_recipe_and_table_is_in_the_wheel(unpacked: Path) -> None:
 def test_it_plans_and_trains_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
     planned = rlinf(unpacked, tmp_path, "plan", "quickstart")
     assert planned.returncode == 0, planned.stderr
-    assert planned.stdout.startswith(f"{unpacked}/rlinf/__init__.py\nquickstart: openpi compact on handle-press-side-v3")
+    assert planned.stdout.startswith(
+        f"{unpacked}/rlinf/__init__.py\nquickstart: openpi compact on handle-press-side-v3"
+    )
     trained = rlinf(unpacked, tmp_path, "train", "toy_ppo_compact", "runner.max_steps=1", "runner.logger.log_path=log")
     assert trained.returncode == 0, trained.stderr
     assert len((tmp_path / "log/metrics.jsonl").read_text().splitlines()) == 1

@@ -18,7 +18,7 @@ from rlinf.data.types import Observation
 from rlinf.demos.writer import DatasetWriter
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec
-from rlinf.models.policy import Policy, SeenLoss
+from rlinf.models.policy import ImageTokenLoss, Policy
 from rlinf.simulators.contract import EnvSpec
 from rlinf.training import sft
 from rlinf.training.sft import train_sft
@@ -53,9 +53,9 @@ class LinearPolicy(Policy):
         *,
         noise: Noise,
         draws: int = 1,
-        seen: SeenLoss | None = None,
+        image_token_loss: ImageTokenLoss | None = None,
     ) -> torch.Tensor:
-        assert seen is None  # a policy without an image width is never asked
+        assert image_token_loss is None  # never given to a policy without an image width
         states = obs.states[:, None] + 1e-3 * noise.normal((draws, 2))  # [B, draws, 2]
         wanted = (actions / self.scale).flatten(1)[:, None]
         return ((self.linear(states) - wanted) ** 2).mean()

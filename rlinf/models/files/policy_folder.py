@@ -1,4 +1,8 @@
-"""What a policy folder says of itself beside its weights: which policy it is, and which base its adapters need."""
+"""What a policy folder says of itself beside its weights: which policy it is, and which base its adapters need.
+
+`config.json` holds the model block the policy was built with; `base.json`, beside adapters, a fingerprint of the weight
+files they were trained on, by which a base that has changed since is noticed.
+"""
 
 from __future__ import annotations
 
@@ -9,49 +13,66 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
-from rlinf.models.files.column_statistics import read_json
 
 CONFIG = "config.json"
 SETTINGS = "rlinf"  # entry of config.json: the model block the policy was built with
-BASE_FILE = "base.json"  # beside adapters: fingerprint of the weight files they were trained on
+BASE_FILE = "base.json"
 TEMPORARY = ".tmp-"  # folders are written under this prefix and then replace the one of the rest of the name
-Print = dict[str, dict[str, Any]]  # file name -> {"size": bytes, "sha256": of a sample}
-_WHOLE, _ENDS, _SAMPLES, _SAMPLE = 8 << 20, 1 << 20, 64, 1 << 16
-# Published config.json files call the policies of one family by these names.
-_FAMILY = {"openvla": "openvla", "openvla_oft": "openvla", "prismatic": "openvla"}
-_FAMILY |= dict.fromkeys(("openpi", "pi0", "pi05"), "openpi")
+Fingerprint = dict[str, dict[str, Any]]  # file name -> {"size": bytes, "sha256": of a sample}
+_WHOLE, _ENDS, _SAMPLES, _SAMPLE = 8 << 20, 1 << 20, 64, 1 << 16  # bytes, bytes, blocks, bytes a block
+# What config.json files, published ones too, call the policies that share a network.
+_NETWORKS = {"openvla": "openvla", "openvla_oft": "openvla", "prismatic": "openvla"}
+_NETWORKS |= dict.fromkeys(("openpi", "pi0", "pi05"), "openpi")
 
 
-def read_config_json(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; empty when it has none."""
-    path = folder / CONFIG
+def read_json(path: Path) -> dict[str, Any]:
+    """The object a JSON file holds."""
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error})") from error
+    except ValueError as error:  # broken JSON or text encoding
+        raise UserError(f"{path} is not valid JSON ({error}); copy it again") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, expected an object")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as a JSON file, one key a line; its folder is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_json_if_there(path: Path) -> dict[str, Any]:
+    """The object a JSON file holds; empty when there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
-    """The model block in a folder of ours; empty for a published one."""
-    settings = read_config_json(folder).get(SETTINGS, {})
+    """The model block in a folder that rlinf saved; empty for a published one."""
+    settings = read_json_if_there(folder / CONFIG).get(SETTINGS, {})
     if not isinstance(settings, dict):
         raise UserError(f"{folder / CONFIG}: {SETTINGS}={str(settings)[:60]} must be an object of settings")
     return settings
 
 
-def check_model_type(folder: Path, model_type: str, *, family_only: bool = False) -> None:
-    """Refuse a folder of another policy; a published one is known only by its family."""
+def check_model_type(folder: Path, model_type: str, *, network_only: bool = False) -> None:
+    """Refuse a folder of another policy; a published one is known only by the network it shares with others."""
     saved = saved_settings(folder).get("model_type")
-    if saved is not None and saved != model_type and not family_only:
-        raise _other(folder, saved, model_type)
-    content = read_config_json(folder)
+    if saved is not None and saved != model_type and not network_only:
+        raise _other_policy(folder, saved, model_type)
+    content = read_json_if_there(folder / CONFIG)
     said = saved or content.get("model_type") or content.get("type")  # LeRobot writes `type`
-    family = _FAMILY.get(said) if isinstance(said, str) else None
-    if family is not None and family != _FAMILY.get(model_type, model_type):
-        raise _other(folder, said, model_type)
+    network = _NETWORKS.get(said) if isinstance(said, str) else None
+    if network is not None and network != _NETWORKS.get(model_type, model_type):
+        raise _other_policy(folder, said, model_type)
 
 
-def check_settings(folder: Path, ours: Mapping[str, Any]) -> None:
-    """Refuse a folder of ours whose policy was built with other values of these keys."""
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a folder that rlinf saved from a policy built with other values of these keys."""
     saved = saved_settings(folder)
-    for key, value in ours.items():
+    for key, value in settings.items():
         if key in saved and saved[key] != value:
             raise UserError(
                 f"{folder / CONFIG}: it was trained with {key}={saved[key]}, this configuration has "
@@ -68,17 +89,17 @@ def refuse_run_folder(folder: Path) -> None:
         )
 
 
-def fingerprint(files: Iterable[Path]) -> Print:
+def fingerprint(files: Iterable[Path]) -> Fingerprint:
     """Names, sizes and sha256 of a sample: 8 MiB or less whole, else both ends and 64 blocks between, for speed."""
     return {file.name: {"size": file.stat().st_size, "sha256": _sample_hash(file)} for file in files}
 
 
-def save_print(folder: Path, prints: Print) -> None:
+def save_fingerprint(folder: Path, of_base: Fingerprint) -> None:
     """Write base.json."""
-    (folder / BASE_FILE).write_text(json.dumps({"files": prints}, indent=1) + "\n")
+    write_json(folder / BASE_FILE, {"files": of_base})
 
 
-def recorded_print(folder: Path) -> Print | None:
+def recorded_fingerprint(folder: Path) -> Fingerprint | None:
     """The fingerprint in base.json; None in a folder without it."""
     path = folder / BASE_FILE
     if not path.is_file():
@@ -89,7 +110,7 @@ def recorded_print(folder: Path) -> Print | None:
     return files
 
 
-def print_difference(recorded: Print, found: Print) -> str | None:
+def fingerprint_difference(recorded: Fingerprint, found: Fingerprint) -> str | None:
     """What changed, for an error; None when nothing did."""
     for name in sorted(recorded.keys() | found.keys()):
         if name not in found or name not in recorded:
@@ -105,18 +126,17 @@ def print_difference(recorded: Print, found: Print) -> str | None:
 def will_be_deleted(base: Path, folder: Path) -> bool:
     """Whether saving into `folder` may delete `base`: it lies in what is replaced, or among prunable checkpoints."""
     temporary = next((p for p in (folder, *folder.parents) if p.name.startswith(TEMPORARY)), None)
-    doomed = folder
+    replaced = folder
     if temporary is not None:
-        doomed = temporary.with_name(temporary.name.removeprefix(TEMPORARY))
-        if doomed.name.startswith("global_step_"):
-            doomed = doomed.parent
-    return base.resolve().is_relative_to(doomed.resolve())
+        replaced = temporary.with_name(temporary.name.removeprefix(TEMPORARY))
+        if replaced.name.startswith("global_step_"):
+            replaced = replaced.parent
+    return base.resolve().is_relative_to(replaced.resolve())
 
 
-def _other(folder: Path, saved: object, ours: str) -> UserError:
-    article = "an" if str(saved)[:1] in tuple("aeiou") else "a"
+def _other_policy(folder: Path, saved: object, model_type: str) -> UserError:
     return UserError(
-        f"{folder / CONFIG}: it is {article} {saved} checkpoint, this configuration is actor.model.model_type={ours}"
+        f"{folder / CONFIG}: it is a checkpoint of {saved}, this configuration is actor.model.model_type={model_type}"
     )
 
 

@@ -7,23 +7,21 @@ Loading checks everything before it copies.
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
-from rlinf.models.files import lora, policy_folder
-from rlinf.models.files.adapters import CONFIG_FILE, has_adapters, read_config
-from rlinf.models.files.policy_folder import SETTINGS
-from rlinf.models.files.weights import Rename, Transfer, plain_targets, prepare, save_weights, weight_files
+from rlinf.models.files import lora, policy_folder, tokenizers, weights
+from rlinf.models.files.lora_settings import CONFIG_FILE, has_adapters, recorded_base
+from rlinf.models.files.policy_folder import CONFIG, SETTINGS, Fingerprint, fingerprint_difference
+from rlinf.models.files.weights import PreparedLoad, Rename, SideFiles, prepare_load
 from rlinf.models.nn.graphs import Recorder
 from rlinf.models.policy import Policy
 
@@ -39,8 +37,13 @@ class PretrainedPolicy(Policy):
     net: nn.Module
     heads: tuple[str, ...] = ("value_head.",)  # an imitation checkpoint lacks them
     base_folder: Path | None = None  # where the weights under the adapters were taken from, if they can be again
-    base_print: policy_folder.Print | None = None  # of its files, as they were then
+    base_fingerprint: Fingerprint | None = None  # of its files, as they were then
     _act: Recorder
+
+    def __init__(self, cfg: ModelConfig, tokenizer_file: Path) -> None:
+        super().__init__()
+        self.cfg, self.spec = cfg, cfg.spec()
+        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when the policy is saved
 
     @classmethod
     def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
@@ -76,8 +79,11 @@ class PretrainedPolicy(Policy):
         """Parts of the network, by the beginning of their names, that LoRA leaves alone."""
         return ()
 
-    def published_names(self) -> Rename:
-        """From any published name to this policy's (without LoRA); None for a tensor it does not need."""
+    def published_names(self, side: SideFiles = ()) -> Rename:
+        """From any published name to this policy's (without LoRA); None for a tensor it does not need.
+
+        Parts that `side` files hold are not needed from the usual ones.
+        """
         raise NotImplementedError
 
     def config_json(self) -> dict[str, Any]:
@@ -85,7 +91,7 @@ class PretrainedPolicy(Policy):
         raise NotImplementedError
 
     def save_extras(self, folder: Path) -> None:
-        """Write statistics and tokenizer."""
+        """Write statistics, and what else is not weights, settings or tokenizer."""
         raise NotImplementedError
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
@@ -97,9 +103,14 @@ class PretrainedPolicy(Policy):
         policy_folder.refuse_run_folder(folder)
         policy_folder.check_model_type(folder, self.cfg.model_type)
 
-    def side_files(self, folder: Path) -> Sequence[tuple[Path, str]]:
+    def side_files(self, folder: Path) -> SideFiles:
         """Files that hold weights besides the usual ones, each with the prefix of its names; they win over those."""
         return ()
+
+    def _prepare_weights(self, source: Path, side: SideFiles = ()) -> PreparedLoad:
+        """Check whether the full weights of a folder or file fit this policy."""
+        targets, names = weights.plain_state(self), self.published_names(side)
+        return prepare_load(targets, source, rename=names, optional=self.heads, side=side)
 
     # ------------------------------------------------------------------ adapters
     def attach_adapters(self, seed: int, *, frozen: tuple[str, ...] = ()) -> None:
@@ -108,7 +119,7 @@ class PretrainedPolicy(Policy):
         lora.attach(self.net, self.cfg, generator, frozen=frozen, rename=self._net_names())
         self.eval()  # dropout is for imitation: RL must score an action as it was sampled
 
-    # ------------------------------------------------------------------ out
+    # ------------------------------------------------------------------ saving
     def save_pretrained(self, folder: Path) -> None:
         """Write what `load_pretrained` reads: full weights, or adapters and heads where the base lies elsewhere."""
         if not self.cfg.is_lora:
@@ -120,51 +131,52 @@ class PretrainedPolicy(Policy):
             base = None
         lora.save_adapters(self.net, folder, None if base is None else str(base))
         if base is None:
-            save_weights(lora.base_state(self.net), folder)
-        elif self.base_print is not None:
-            policy_folder.save_print(folder, self.base_print)
-        heads = {name: tensor.detach().contiguous().cpu() for name, tensor in self._head_tensors().items()}
-        if heads:
-            save_file(heads, folder / HEADS_FILE, metadata={"format": "pt"})
+            weights.save_weights(lora.base_state(self.net), folder)
+        elif self.base_fingerprint is not None:
+            policy_folder.save_fingerprint(folder, self.base_fingerprint)
+        if heads := self._head_tensors():
+            weights.save_tensors(heads, folder / HEADS_FILE)
 
     def export(self, folder: Path) -> None:
-        """Write a plain checkpoint in HF layout, adapters merged into the weights."""
+        """Write a plain checkpoint in the layout of Hugging Face, adapters merged into the weights."""
         self._save_settings(folder, is_lora=False)
-        save_weights(lora.merged_state(self.net) | self._head_tensors(), folder)
+        weights.save_weights(lora.merged_state(self.net) | self._head_tensors(), folder)
 
     def _save_settings(self, folder: Path, *, is_lora: bool) -> None:
+        """Write everything but weights."""
         folder.mkdir(parents=True, exist_ok=True)
         self.save_extras(folder)
+        (folder / tokenizers.FILE).write_bytes(self.tokenizer_model)
         settings = asdict(replace(self.cfg, model_path=None, lora_path=None, is_lora=is_lora))
-        content = self.config_json() | {SETTINGS: settings}
-        (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n")
+        policy_folder.write_json(folder / CONFIG, self.config_json() | {SETTINGS: settings})
 
-    # ------------------------------------------------------------------ in
+    # ------------------------------------------------------------------ loading
     def load_pretrained(self, folder: Path) -> None:
         """Take weights and statistics of a folder; one that does not fit changes nothing."""
         self.check_folder(folder)
-        started_from = self._separate_adapters(folder)
-        take_extras = self.prepare_extras(_first_with_statistics(started_from, folder))
-        self._load(folder, started_from)
+        adapters = self._separate_adapters(folder)
+        take_extras = self.prepare_extras(_first_with_statistics(adapters, folder))
+        self._load(folder, adapters)
         take_extras()
 
     def load_weights(self, file: Path) -> None:
         """Take the weights of a file or folder; a head it lacks altogether keeps its own."""
         self._load(file)
 
-    def _load(self, source: Path, started_from: Path | None = None) -> None:
+    def _load(self, source: Path, adapters: Path | None = None) -> None:
+        """Take everything of `source`; the heads of a separate folder of `adapters` win."""
         if has_adapters(source):
-            transfers, base, prints = self._prepare_adapted(source)
+            loads, base, found = self._prepare_adapted(source)
         else:
             side = self.side_files(source) if source.is_dir() else ()
-            transfers, base = [self._prepare(source, side)], source.absolute() if source.is_dir() else None
-            prints = None if base is None else self._fingerprint(base)
-        if started_from is not None:
-            transfers += self._prepare_heads(started_from)
-            _warn_of_another_base(started_from, source, prints)
-        for transfer in transfers:
-            transfer.run()
-        self.base_folder, self.base_print = base, prints
+            loads, base = [self._prepare_weights(source, side)], source.absolute() if source.is_dir() else None
+            found = None if base is None else self._fingerprint(base)
+        if adapters is not None:
+            loads += self._prepare_heads(adapters)
+            _warn_of_another_base(adapters, source, found)
+        for load in loads:
+            load.run()
+        self.base_folder, self.base_fingerprint = base, found
 
     def _separate_adapters(self, folder: Path) -> Path | None:
         """`lora_path`, where the policy is put together from it and a plain `folder`."""
@@ -174,64 +186,57 @@ class PretrainedPolicy(Policy):
         self.check_folder(path)
         return path
 
-    def _fingerprint(self, base: Path) -> policy_folder.Print | None:
+    def _fingerprint(self, base: Path) -> Fingerprint | None:
         """Of every file the base was read from; only adapters need it."""
         if not self.cfg.is_lora:
             return None
-        return policy_folder.fingerprint([*weight_files(base), *(file for file, _ in self.side_files(base))])
+        return policy_folder.fingerprint([*weights.weight_files(base), *(file for file, _ in self.side_files(base))])
 
-    def _prepare(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> Transfer:
-        names = self.published_names()
-        return prepare(plain_targets(self), source, rename=names, optional=self.heads, side=side)
-
-    def _prepare_adapted(self, folder: Path) -> tuple[list[Transfer], Path | None, policy_folder.Print | None]:
+    def _prepare_adapted(self, folder: Path) -> tuple[list[PreparedLoad], Path | None, Fingerprint | None]:
         """Base, heads and adapters of a folder that `save_pretrained` wrote; where the base is, and its fingerprint."""
         if not self.cfg.is_lora:
             raise UserError(
                 f"{folder} holds LoRA adapters: set actor.model.is_lora=True, or merge them with `rlinf export`"
             )
         base = _base_of(folder)
-        transfers, prints = [], self.base_print
+        loads, found = [], self.base_fingerprint
         if base is None:
-            transfers.append(self._prepare(folder))
-            prints = None
+            loads.append(self._prepare_weights(folder))
+            found = None
         elif base != self.base_folder:  # frozen weights that are already here need not be read again
-            transfers.append(self._prepare(base, self.side_files(base)))
-            prints = self._fingerprint(base)
-        recorded = policy_folder.recorded_print(folder)
-        if recorded is not None and prints is not None and (change := policy_folder.print_difference(recorded, prints)):
+            loads.append(self._prepare_weights(base, self.side_files(base)))
+            found = self._fingerprint(base)
+        recorded = policy_folder.recorded_fingerprint(folder)
+        changed = None if recorded is None or found is None else fingerprint_difference(recorded, found)
+        if changed is not None:
             raise UserError(
-                f"{folder} holds adapters of the base {base}, which has changed since they were trained: {change}; "
+                f"{folder} holds adapters of the base {base}, which has changed since they were trained: {changed}; "
                 "bring the old base back (to go on with this one, set actor.model.model_path to it and "
                 "actor.model.lora_path to the adapters)"
             )
-        transfers += self._prepare_heads(folder)
-        transfers.append(lora.prepare_adapters(self.net, folder, rename=self._net_names()))
-        return transfers, base, prints
+        loads += self._prepare_heads(folder)
+        loads.append(lora.prepare_adapters(self.net, folder, rename=self._net_names()))
+        return loads, base, found
 
-    def _prepare_heads(self, folder: Path) -> list[Transfer]:
+    def _prepare_heads(self, folder: Path) -> list[PreparedLoad]:
         """The heads beside a folder's adapters, where it has them."""
         file = folder / HEADS_FILE
         if not file.is_file():
             return []
-        return [prepare(self._head_tensors(), file, rename=self.published_names(), optional=self.heads)]
+        return [prepare_load(self._head_tensors(), file, rename=self.published_names(), optional=self.heads)]
 
     def _head_tensors(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(self.heads)}
 
     def _net_names(self) -> Rename:
+        """From published names to those inside `self.net`."""
         names = self.published_names()
-
-        def rename(name: str) -> str | None:
-            own = names(name)
-            return None if own is None else own.removeprefix("net.")
-
-        return rename
+        return lambda name: (own := names(name)) and own.removeprefix("net.")
 
 
 def _base_of(folder: Path) -> Path | None:
     """The folder of the weights under a folder's adapters; None when they lie in the same one."""
-    recorded = read_config(folder).get("base_model_name_or_path")
+    recorded = recorded_base(folder)
     if not recorded:
         return None
     if not isinstance(recorded, str):
@@ -253,11 +258,11 @@ def _first_with_statistics(adapters: Path | None, folder: Path) -> Path:
     return folder
 
 
-def _warn_of_another_base(adapters: Path, base: Path, prints: policy_folder.Print | None) -> None:
-    """Adapters on weights they were not trained on do no harm that anyone would notice at once."""
-    recorded, name = policy_folder.recorded_print(adapters), read_config(adapters).get("base_model_name_or_path")
-    if recorded is not None and prints is not None:
-        change = policy_folder.print_difference(recorded, prints)
+def _warn_of_another_base(adapters: Path, base: Path, found: Fingerprint | None) -> None:
+    """Warn of adapters on weights they were not trained on: such a policy runs, and is merely bad."""
+    recorded, name = policy_folder.recorded_fingerprint(adapters), recorded_base(adapters)
+    if recorded is not None and found is not None:
+        change = fingerprint_difference(recorded, found)
     elif isinstance(name, str) and Path(name).expanduser().is_dir():
         same = Path(name).expanduser().resolve() == base.resolve()
         change = None if same else "another folder"

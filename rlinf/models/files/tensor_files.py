@@ -1,9 +1,10 @@
-"""Files of named tensors, headers first: what is inside is known, and known to be whole, before anything is read."""
+"""One file of named tensors (.safetensors, .pt, .bin): its table of shapes first, the numbers one by one.
+
+Reading the table also finds out whether the file is whole, so that a load can be refused before anything is copied.
+"""
 
 from __future__ import annotations
 
-import json
-import math
 import pickle
 import struct
 import zipfile
@@ -19,8 +20,6 @@ from rlinf.errors import UserError
 
 Tensor = torch.Tensor
 PICKLES = (".pt", ".pth", ".bin")
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _NOT_TENSORS = {  # beginnings of what downloads leave in place of a file
     b"version https://git-lfs": "a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
     b"<!doctype": "a web page; the download failed",
@@ -29,18 +28,27 @@ _NOT_TENSORS = {  # beginnings of what downloads leave in place of a file
 
 
 class Header(NamedTuple):
-    """A stored tensor without its numbers."""
+    """Shape and dtype of a stored tensor."""
 
     shape: tuple[int, ...]
-    dtype: str  # safetensors' word for it, as F32 or I64
+    dtype: str  # as safetensors writes it: F32, BF16, I64
 
 
 def read_headers(file: Path) -> dict[str, Header]:
-    """Every tensor of a .safetensors, .pt or .bin; raises UserError unless the file is whole and of that kind."""
+    """Every tensor of a .safetensors, .pt or .bin by name; UserError unless the file is whole and of that kind."""
     _refuse_placeholders(file)
     if file.suffix in PICKLES:
         return {name: Header(tuple(t.shape), _word(t.dtype)) for name, t in _unpickle(file).items()}
-    return _safetensors_headers(file)
+    try:
+        with safe_open(file, "pt") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
+            return {name: Header(tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
+    except SafetensorError as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise UserError(
+            f"{file} cannot be read as safetensors ({reason}; {file.stat().st_size} bytes): it is damaged or was cut "
+            "off; copy it again"
+        ) from error
 
 
 @contextmanager
@@ -63,42 +71,8 @@ def _refuse_placeholders(file: Path) -> None:
             raise UserError(f"{file} is {what}")
 
 
-def _safetensors_headers(file: Path) -> dict[str, Header]:
-    """Eight bytes of length, a JSON table, then the numbers: each tensor's bytes must lie inside the file."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > size - 8:
-            raise UserError(f"{file} cannot be read: it ends inside its header, so it was cut off; copy it again")
-        try:
-            table = json.loads(stream.read(length))
-            entries = {name: entry for name, entry in table.items() if name != "__metadata__"}
-            spans = {name: _span(entry) for name, entry in entries.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{file} cannot be read: it has no safetensors header ({error!r})") from error
-    for name, (dtype, shape, start, end) in spans.items():
-        if dtype in _BYTES and end - start != math.prod(shape) * _BYTES[dtype]:
-            raise UserError(f"{file} cannot be read: {name} takes {end - start} bytes, not those of {dtype} {shape}")
-        if 8 + length + end > size:
-            raise UserError(f"{file} cannot be read: it was cut off at {size} bytes, inside {name}; copy it again")
-    try:
-        with safe_open(file, "pt"):  # has rules of its own, as that tensors neither overlap nor leave gaps
-            pass
-    except SafetensorError as error:
-        raise UserError(f"{file} cannot be read ({error}); copy it again") from error
-    return {name: Header(shape, dtype) for name, (dtype, shape, _, _) in spans.items()}
-
-
-def _span(entry: dict) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape, first and last byte of a header's entry; raises TypeError or ValueError for anything else."""
-    dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if not isinstance(dtype, str) or not all(isinstance(n, int) for n in (*shape, start, end)):
-        raise TypeError(f"dtype {dtype}, shape {shape}, data_offsets {start}, {end}")
-    return dtype, shape, start, end
-
-
 def _unpickle(file: Path) -> dict[str, Tensor]:
-    """Published RL checkpoints are pickles; weights_only refuses everything but tensors. We never write them."""
+    """Published RL checkpoints are pickles; weights_only refuses everything but tensors. None is ever written."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, struct.error) as error:

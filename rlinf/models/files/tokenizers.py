@@ -1,4 +1,4 @@
-"""Sentencepiece model files: finding the checkpoint's and reading it."""
+"""Sentencepiece model files: where a checkpoint keeps its own, the bundled one, and reading them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sentencepiece
 
 from rlinf.errors import UserError
 
-FILE = "tokenizer.model"
+FILE = "tokenizer.model"  # its name in a checkpoint folder
 BUNDLED = Path(__file__).with_name("tokenizer_compact.model")
 
 
-def find_tokenizer(folder: Path | None, *, size: str, family: str, names: tuple[str, ...] = (FILE,)) -> Path:
+def find_tokenizer(folder: Path | None, *, size: str, model: str, names: tuple[str, ...] = (FILE,)) -> Path:
     """The checkpoint's own file; the small sizes and random weights fall back to the bundled one.
 
-    `family` says whose file is missing, e.g. Llama-2.
+    `model` is the language model whose file a checkpoint without one lacks, as Llama-2.
     """
     if folder is None:
         return BUNDLED
@@ -24,11 +24,11 @@ def find_tokenizer(folder: Path | None, *, size: str, family: str, names: tuple[
         return found
     if (folder / "tokenizer.json").is_file():
         raise UserError(
-            f"{folder} has tokenizer.json but no {FILE}; copy {family}'s sentencepiece file {FILE} there, "
+            f"{folder} has tokenizer.json but no {FILE}; copy {model}'s sentencepiece file {FILE} there, "
             "which tokenizer.json was converted from"
         )
     if size == "base":
-        raise UserError(f"{folder} has no {FILE}; copy {family}'s sentencepiece model there")
+        raise UserError(f"{folder} has no {FILE}; copy {model}'s sentencepiece model there")
     return BUNDLED
 
 

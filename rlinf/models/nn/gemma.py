@@ -33,11 +33,11 @@ class KeyValue(NamedTuple):
     buffers: tuple[Tensor, Tensor] | None = None  # [B, G, P + S, E] that begin with k and v: calls write behind them
 
     def then(self, own: KeyValue) -> KeyValue:
-        """These, followed by `own`, copied."""
+        """A copy of these tokens followed by those of `own`."""
         return KeyValue(torch.cat((self.k, own.k), 2), torch.cat((self.v, own.v), 2))
 
     def with_room(self, tokens: int) -> KeyValue:
-        """The same in buffers with room for `tokens` more; not for gradients."""
+        """A copy in buffers with room for `tokens` more; gradients do not pass."""
         if self.buffers is not None:
             return self
         k, v = (F.pad(x, (0, 0, 0, tokens)) for x in (self.k, self.v))
@@ -151,13 +151,6 @@ class Attention(Packed):
         return self.o_proj(out.reshape(b, s, -1))
 
 
-class Mlp(GatedMlp):
-    """Gated MLP with the tanh form of GELU."""
-
-    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return fused.gelu_gate(gate, up)
-
-
 class Block(nn.Module):
     """One decoder layer; with `past`, its tokens attend to that layer's stored keys and values first."""
 
@@ -165,7 +158,7 @@ class Block(nn.Module):
         super().__init__()
         norm = AdaRMSNorm if adaptive else RMSNorm
         self.self_attn = Attention(width, heads, kv_heads, head_dim)
-        self.mlp = Mlp(width, hidden)
+        self.mlp = GatedMlp(width, hidden, gelu=True)
         self.input_layernorm = norm(width)  # the two norms in the order they are met: see Gemma.modulate
         self.post_attention_layernorm = norm(width)
 
@@ -180,7 +173,7 @@ class Block(nn.Module):
         return Residual(x, self.mlp(h), gate), own
 
     def key_value(self, stream: Residual, frame: Frame) -> KeyValue:
-        """Keys and values alone, for a last layer whose output nobody reads (never one with adaptive norms)."""
+        """Keys and values alone, for a last layer whose output is not read (never one with adaptive norms)."""
         return self.self_attn.key_value(self.input_layernorm(stream, None)[1], frame)
 
 

@@ -1,6 +1,9 @@
 """Triton kernels behind `fused`: each reads its inputs once and writes its outputs once.
 
 Imported only where a GPU is used; the formulas they must equal are the plain ones in `fused`.
+
+Measured with them (docs/benchmarks.md, one H200): a call of π0 on 64 rows takes 1.22 times what its matrix products
+alone would, one of OpenVLA-OFT 1.16 times; what is left is everything between the products, attention included.
 """
 
 from __future__ import annotations
@@ -15,26 +18,11 @@ _GATE_BLOCK = 1024
 
 @triton.jit
 def _add_norm(
-    x,
-    y,
-    gate,
-    scale,
-    shift,
-    out_x,
-    out,
-    W,
-    S,
-    gate_stride,
-    scale_stride,
-    shift_stride,
-    eps,
-    HAS_Y: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-    ONE_PLUS: tl.constexpr,
-    CENTRED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, y, gate, scale, shift, out_x, out,
+    W, S, gate_stride, scale_stride, shift_stride, eps,
+    HAS_Y: tl.constexpr, HAS_GATE: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    ONE_PLUS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     batch = row // S
     cols = tl.arange(0, BLOCK)
@@ -76,27 +64,11 @@ def add_norm(
     out, out_x = torch.empty_like(x), x if y is None else torch.empty_like(x)
     block = triton.next_power_of_2(width)
     _add_norm[(x.numel() // width,)](
-        x,
-        x if y is None else y,
-        scale if gate is None else gate,
-        scale,
-        scale if shift is None else shift,
-        out_x,
-        out,
-        width,
-        seq,
-        _row_stride(gate),
-        _row_stride(scale),
-        _row_stride(shift),
-        eps,
-        HAS_Y=y is not None,
-        HAS_GATE=gate is not None,
-        HAS_SHIFT=shift is not None,
-        ONE_PLUS=one_plus,
-        CENTRED=centred,
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-    )
+        x, x if y is None else y, scale if gate is None else gate, scale, scale if shift is None else shift, out_x, out,
+        width, seq, _row_stride(gate), _row_stride(scale), _row_stride(shift), eps,
+        HAS_Y=y is not None, HAS_GATE=gate is not None, HAS_SHIFT=shift is not None,
+        ONE_PLUS=one_plus, CENTRED=centred, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
     return out_x, out
 
 
@@ -256,5 +228,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """See fused.linear_gelu: the library's product with bias and tanh-GELU applied before it is written."""
+    # A private name of torch: no public one reaches cuBLAS's fused epilogue.
     out = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], -1)

@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 
 class Frame(NamedTuple):
-    """What all layers of a call share: rotations, who sees whom (a bias on attention scores, or a triangle), where."""
+    """What all layers of a call share: rotations, and which token attends to which (a bias on scores, or causal)."""
 
     rope: Rope
     bias: Tensor | None
@@ -39,7 +39,7 @@ class LayerCache(NamedTuple):
 
 
 class KeyValueCache:
-    """Room for L tokens of B rows; calls write behind each other. What was never written is never read."""
+    """Buffers for keys and values of L tokens of B rows; each call writes behind the last, and reads no further."""
 
     def __init__(
         self, *, depth: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
@@ -47,7 +47,7 @@ class KeyValueCache:
         """`shape` is B, heads, L, E."""
         buffers = [torch.empty(2, *shape, dtype=dtype, device=device) for _ in range(depth)]
         self.layers = [LayerCache(k, v) for k, v in buffers]
-        self.hidden: Tensor | None = None  # bool [B, P]; tokens of the first call that nobody attends to
+        self.hidden: Tensor | None = None  # bool [B, P]; tokens of the first call that are attended to by none
 
     def bias(self, length: int, dtype: torch.dtype) -> Tensor | None:
         """The bias [B, 1, 1, length] that hides them from later tokens; None when there are none."""
@@ -85,20 +85,13 @@ class Attention(Packed):
         return self.o_proj(out.transpose(1, 2).reshape(b, s, w))
 
 
-class Mlp(GatedMlp):
-    """Gated MLP with SiLU."""
-
-    def activate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return fused.silu_gate(gate, up)
-
-
 class Block(nn.Module):
     """One decoder layer."""
 
     def __init__(self, width: int, hidden: int, heads: int, eps: float) -> None:
         super().__init__()
         self.self_attn = Attention(width, heads)
-        self.mlp = Mlp(width, hidden)
+        self.mlp = GatedMlp(width, hidden, gelu=False)
         self.input_layernorm = nn.RMSNorm(width, eps=eps)  # computes in fp32, whatever the dtype
         self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
 
@@ -139,7 +132,7 @@ class Llama(BlockStack):
     ) -> Tensor:
         """Embedded tokens [B, S, W] at i64 [B, S] -> [B, S, W] after the final norm.
 
-        Nobody attends to a token where bool `valid` [B, S] is False. A causal call may fill a cache, from slot 0 on.
+        Tokens where bool `valid` [B, S] is False are attended to by none. A causal call may fill a cache from slot 0.
         """
         frame = Frame(rope(positions, self.head_dim, self.dtype), self._bias(valid, causal), causal and valid is None)
         if cache is not None:

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlinf.models.files.lora import effective_weight
-from rlinf.models.nn import fused
-from rlinf.models.nn.fused import Residual
+from rlinf.models.nn.adapted_layers import effective_weight
+from rlinf.models.nn.fused import Residual, add_layer_norm
+from rlinf.models.nn.mlp import named_sequential
 from rlinf.models.nn.recompute import BlockStack
+from rlinf.models.nn.sizes import Tower
 
 Tensor = torch.Tensor
 NORM_EPS = 1e-6
@@ -56,18 +57,6 @@ class Attention(nn.Module):
         return self.proj(out.transpose(1, 2).reshape(m, n, w))
 
 
-class Mlp(nn.Module):
-    """Two layers with the exact (erf) form of GELU."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
 class LayerScale(nn.Module):
     """A learned gain per channel on what a branch adds."""
 
@@ -79,26 +68,27 @@ class LayerScale(nn.Module):
 class Block(nn.Module):
     """Pre-norm transformer block; with a condition, features are scaled and shifted (FiLM) between its two halves."""
 
-    def __init__(self, width: int, hidden: int, heads: int, *, layer_scale: bool, film_width: int) -> None:
+    def __init__(self, tower: Tower, film_width: int) -> None:
         super().__init__()
+        width, hidden = tower.width, tower.mlp
         self.norm1 = nn.LayerNorm(width, eps=NORM_EPS)
-        self.attn = Attention(width, heads)
-        self.ls1 = LayerScale(width) if layer_scale else None
+        self.attn = Attention(width, tower.heads)
+        self.ls1 = LayerScale(width) if tower.layer_scale else None
         self.norm2 = nn.LayerNorm(width, eps=NORM_EPS)
-        self.mlp = Mlp(width, hidden)
-        self.ls2 = LayerScale(width) if layer_scale else None
+        self.mlp = named_sequential(fc1=nn.Linear(width, hidden), gelu=nn.GELU(), fc2=nn.Linear(hidden, width))
+        self.ls2 = LayerScale(width) if tower.layer_scale else None
         if film_width:
             self.scale = nn.Linear(film_width, width)
             self.shift = nn.Linear(film_width, width)
 
     def forward(self, stream: Residual, condition: Tensor | None) -> Residual:
         """The stream [M, N, W] after this block, condition [M, C]."""
-        x, h = _add_norm(stream, self.norm1)
+        x, h = add_layer_norm(stream, self.norm1)
         stream = Residual(x, self.attn(h), _gain(self.ls1))
         if condition is not None:
             scale, shift = 1 + self.scale(condition)[:, None], self.shift(condition)[:, None]
             stream = Residual(torch.addcmul(shift, stream.total(), scale))
-        x, h = _add_norm(stream, self.norm2)
+        x, h = add_layer_norm(stream, self.norm2)
         return Residual(x, self.mlp(h), _gain(self.ls2))
 
 
@@ -106,36 +96,17 @@ def _gain(scale: LayerScale | None) -> Tensor | None:
     return None if scale is None else scale.scale_factor
 
 
-def _add_norm(stream: Residual, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    return fused.add_norm(*stream, norm.weight, norm.bias, eps=norm.eps, centred=True)
-
-
 class TimmVit(BlockStack):
     """Images to patch features."""
 
-    def __init__(
-        self,
-        *,
-        num_patches: int,
-        patch_size: int,
-        width: int,
-        blocks: int,
-        hidden: int,
-        heads: int,
-        class_token: bool,
-        registers: int,
-        layer_scale: bool,
-        film_width: int = 0,
-    ) -> None:
+    def __init__(self, tower: Tower, *, num_patches: int, patch_size: int, film_width: int = 0) -> None:
         super().__init__()
-        self.film = film_width > 0
+        self.film, width = film_width > 0, tower.width
         self.patch_embed = PatchEmbed(patch_size, width)
         self.pos_embed = nn.Parameter(torch.zeros(1, num_patches, width))
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
-        self.reg_token = nn.Parameter(torch.zeros(1, registers, width)) if registers else None
-        self.blocks = nn.ModuleList(
-            Block(width, hidden, heads, layer_scale=layer_scale, film_width=film_width) for _ in range(blocks)
-        )
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if tower.class_token else None
+        self.reg_token = nn.Parameter(torch.zeros(1, tower.registers, width)) if tower.registers else None
+        self.blocks = nn.ModuleList(Block(tower, film_width) for _ in range(tower.blocks))
 
     def forward(self, patches: Tensor, condition: Tensor | None = None) -> Tensor:
         """Normalised patches [M, T, 3, P * P] and, with FiLM, a condition [M, C] -> [M, T, W], without a final norm."""

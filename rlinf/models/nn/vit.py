@@ -9,10 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rlinf.models.files.lora import effective_weight
 from rlinf.models.nn import fused
+from rlinf.models.nn.adapted_layers import effective_weight
+from rlinf.models.nn.fused import Residual, add_layer_norm
 from rlinf.models.nn.packed import Packed
 from rlinf.models.nn.recompute import BlockStack
+from rlinf.models.nn.timm_vit import patches_of
 
 Tensor = torch.Tensor
 NORM_EPS = 1e-6
@@ -29,10 +31,8 @@ class PatchEmbeddings(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W]."""
-        m, p = images.shape[0], self.patch_size
-        grid = images.shape[1] // p
         # Patches do not overlap, so the convolution is a matrix product; columns run (channel, y, x).
-        patches = images.reshape(m, grid, p, grid, p, 3).permute(0, 1, 3, 5, 2, 4).reshape(m, grid * grid, 3 * p * p)
+        patches = patches_of(images.permute(0, 3, 1, 2), self.patch_size).flatten(2)
         weight = effective_weight(self.patch_embedding).flatten(1)
         return F.linear(patches.to(weight.dtype), weight, self.patch_embedding.bias) + self.position_embedding.weight
 
@@ -79,15 +79,11 @@ class EncoderLayer(nn.Module):
         self.layer_norm2 = nn.LayerNorm(width, eps=NORM_EPS)
         self.mlp = Mlp(width, hidden)
 
-    def forward(self, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The stream x + y in two parts, whose sum the next norm takes; so is the result."""
-        x, h = _add_norm(x, y, self.layer_norm1)
-        x, h = _add_norm(x, self.self_attn(h), self.layer_norm2)
-        return x, self.mlp(h)
-
-
-def _add_norm(x: Tensor, y: Tensor | None, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    return fused.add_norm(x, y, None, norm.weight, norm.bias, eps=norm.eps, centred=True)
+    def forward(self, stream: Residual) -> Residual:
+        """The stream [M, T, W] after this block."""
+        x, h = add_layer_norm(stream, self.layer_norm1)
+        x, h = add_layer_norm(Residual(x, self.self_attn(h)), self.layer_norm2)
+        return Residual(x, self.mlp(h))
 
 
 class SiglipVision(BlockStack):
@@ -103,7 +99,7 @@ class SiglipVision(BlockStack):
 
     def forward(self, images: Tensor) -> Tensor:
         """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W] in the encoder's dtype."""
-        x, y = self.embeddings(images).to(self.post_layernorm.weight.dtype), None
+        stream = Residual(self.embeddings(images).to(self.post_layernorm.weight.dtype))
         for layer in self.encoder["layers"].children():
-            x, y = self.run_block(layer, x, y)
-        return _add_norm(x, y, self.post_layernorm)[1]
+            stream = self.run_block(layer, stream)
+        return add_layer_norm(stream, self.post_layernorm)[1]

@@ -1,4 +1,4 @@
-"""Sizes of the π0 / π0.5 network, torch-free: the published one and two of our own.
+"""Sizes of the π0 / π0.5 network, torch-free: `base` (published), `small` and `compact`; name and size of every layer.
 
 Letters: D model action columns (actions and state are zero-padded to it), H actions the network denoises at once.
 """
@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlinf.models.files.adapters import Layer
+from rlinf.models.nn.sizes import Layer
 
 VLM = "paligemma_with_expert.paligemma."  # names of everything `train_expert_only` freezes start with this
 SMALL_VOCAB = 1000  # pieces of models/files/tokenizer_compact.model
+_VISION = f"{VLM}model.vision_tower.vision_model"
+_PROJECTOR = f"{VLM}model.multi_modal_projector"
+_LANGUAGE = f"{VLM}model.language_model"
+_EXPERT = "paligemma_with_expert.gemma_expert.model"
+_PARTS = {_VISION: "vision", _PROJECTOR: "projector", _LANGUAGE: "language", _EXPERT: "expert"}  # the rest: action
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,69 +50,53 @@ class Architecture:
 
     def num_parameters(self) -> dict[str, int]:
         """Exact parameter counts by part, without the heads a policy adds."""
-        v, m = self.vit_width, self.vit_mlp
-        vit_layer = 4 * (v * v + v) + (v * m + m) + (m * v + v) + 4 * v
-        patches = 3 * self.patch_size**2 * v + v + self.image_tokens * v
-        w, e, q, kv = (
-            self.vlm_width,
-            self.expert_width,
-            self.num_heads * self.head_dim,
-            self.num_kv_heads * self.head_dim,
-        )
-        vlm_layer = 2 * w * q + 2 * w * kv + 3 * w * self.vlm_mlp + 2 * w
-        norm = 3 * e * e + 3 * e if self.pi05 else e
-        expert_layer = 2 * e * q + 2 * e * kv + 3 * e * self.expert_mlp + 2 * norm
-        d = self.action_dim
-        action = (d * e + e) + (e * d + d) + 2 * (e * e + e)
-        if not self.pi05:
-            action += (d * e + e) + e * e  # state_proj; action_time_mlp_in reads action and time side by side
-        return {
-            "vision": patches + self.vit_depth * vit_layer + 2 * v,
-            "projector": v * w + w,
-            "embedding": self.vocab_size * w,
-            "language": self.depth * vlm_layer + w,
-            "expert": self.depth * expert_layer + norm,
-            "action": action,
+        norms = 2 * self.depth + 1  # of a Gemma
+        counts = {
+            "vision": (self.image_tokens + 2 * (2 * self.vit_depth + 1)) * self.vit_width,  # positions and norms
+            "projector": 0,
+            "embedding": self.vocab_size * self.vlm_width,
+            "language": norms * self.vlm_width,
+            "expert": 0 if self.pi05 else norms * self.expert_width,  # adaptive norms are layers
+            "action": 0,
         }
+        for layer in self.layers():
+            part = next((part for name, part in _PARTS.items() if layer.name.startswith(name)), "action")
+            counts[part] += layer.num_parameters
+        return counts
 
     def layers(self) -> Iterator[Layer]:
-        """Every layer that LoRA can adapt, as the network names them."""
+        """Every linear layer and convolution, as the network names them."""
         v, w, e, d = self.vit_width, self.vlm_width, self.expert_width, self.action_dim
-        vision = f"{VLM}model.vision_tower.vision_model"
-        yield Layer(f"{vision}.embeddings.patch_embedding", 3 * self.patch_size**2, v, linear=False)
+        yield Layer(f"{_VISION}.embeddings.patch_embedding", 3 * self.patch_size**2, v, bias=True, linear=False)
         for i in range(self.vit_depth):
-            block = f"{vision}.encoder.layers.{i}"
-            yield from (Layer(f"{block}.self_attn.{name}_proj", v, v) for name in ("q", "k", "v", "out"))
-            yield Layer(f"{block}.mlp.fc1", v, self.vit_mlp)
-            yield Layer(f"{block}.mlp.fc2", self.vit_mlp, v)
-        yield Layer(f"{VLM}model.multi_modal_projector.linear", v, w)
-        yield from self._gemma_layers(f"{VLM}model.language_model", w, self.vlm_mlp, adaptive=False)
-        expert = "paligemma_with_expert.gemma_expert.model"
-        yield from self._gemma_layers(expert, e, self.expert_mlp, adaptive=self.pi05)
-        yield Layer("action_in_proj", d, e)
-        yield Layer("action_out_proj", e, d)
+            block = f"{_VISION}.encoder.layers.{i}"
+            yield from (Layer(f"{block}.self_attn.{name}_proj", v, v, True) for name in ("q", "k", "v", "out"))
+            yield Layer(f"{block}.mlp.fc1", v, self.vit_mlp, True)
+            yield Layer(f"{block}.mlp.fc2", self.vit_mlp, v, True)
+        yield Layer(f"{_PROJECTOR}.linear", v, w, True)
+        yield from self._gemma_layers(_LANGUAGE, w, self.vlm_mlp, adaptive=False)
+        yield from self._gemma_layers(_EXPERT, e, self.expert_mlp, adaptive=self.pi05)
+        yield Layer("action_in_proj", d, e, True)
+        yield Layer("action_out_proj", e, d, True)
         if self.pi05:
-            yield from (Layer("time_mlp_in", e, e), Layer("time_mlp_out", e, e))
-        else:
-            yield from (Layer("state_proj", d, e), Layer("action_time_mlp_in", 2 * e, e))
-            yield Layer("action_time_mlp_out", e, e)
+            yield from (Layer("time_mlp_in", e, e, True), Layer("time_mlp_out", e, e, True))
+        else:  # action_time_mlp_in reads action and time side by side
+            yield from (Layer("state_proj", d, e, True), Layer("action_time_mlp_in", 2 * e, e, True))
+            yield Layer("action_time_mlp_out", e, e, True)
 
     def _gemma_layers(self, prefix: str, width: int, hidden: int, *, adaptive: bool) -> Iterator[Layer]:
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         for i in range(self.depth):
             block = f"{prefix}.layers.{i}"
             yield Layer(f"{block}.self_attn.q_proj", width, q)
-            yield Layer(f"{block}.self_attn.k_proj", width, kv)
-            yield Layer(f"{block}.self_attn.v_proj", width, kv)
+            yield from (Layer(f"{block}.self_attn.{name}_proj", width, kv) for name in "kv")
             yield Layer(f"{block}.self_attn.o_proj", q, width)
-            yield Layer(f"{block}.mlp.gate_proj", width, hidden)
-            yield Layer(f"{block}.mlp.up_proj", width, hidden)
+            yield from (Layer(f"{block}.mlp.{name}_proj", width, hidden) for name in ("gate", "up"))
             yield Layer(f"{block}.mlp.down_proj", hidden, width)
-            if adaptive:
-                yield Layer(f"{block}.input_layernorm.dense", width, 3 * width)
-                yield Layer(f"{block}.post_attention_layernorm.dense", width, 3 * width)
+            norms = ("input_layernorm", "post_attention_layernorm") if adaptive else ()
+            yield from (Layer(f"{block}.{norm}.dense", width, 3 * width, True) for norm in norms)
         if adaptive:
-            yield Layer(f"{prefix}.norm.dense", width, 3 * width)
+            yield Layer(f"{prefix}.norm.dense", width, 3 * width, True)
 
 
 BASE = Architecture(

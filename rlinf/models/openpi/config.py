@@ -1,64 +1,26 @@
-"""Torch-free description of π0 and π0.5: the `openpi:` block, the named data conventions, the sizes.
+"""Torch-free description of π0 and π0.5: the keys of `actor.model`, its block `openpi`, and what follows from them.
 
 Letters: D model action columns (actions and state are zero-padded to it), H actions the network denoises at once.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
-from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
-from rlinf.models.files.adapters import AdapterSetting
+from rlinf.errors import UserError, did_you_mean
+from rlinf.models.config import ModelConfig, PolicySpec, Precision, RunSettings
+from rlinf.models.files.lora_settings import LoraSettings
 from rlinf.models.openpi.architecture import SIZES, VLM, Architecture
+from rlinf.models.openpi.conventions import CONVENTIONS, DataConvention
 
 NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]
 ValueInput = Literal["expert", "vlm", "state"]
+STATE_KEY = "actor.model.openpi.state_dim"
 ALL_CAMERAS = 3  # main, left wrist, right wrist
-ADDED = ("value_head", "noise_head", "adapters")  # parts that learn under LoRA
-
-
-@dataclass(frozen=True)
-class DataConvention:
-    """How a published checkpoint reads its robot: one row per `config_name`."""
-
-    pi05: bool
-    action_horizon: int
-    max_token_len: int
-    asset_id: str  # folder of norm_stats.json inside the checkpoint
-    cameras: int  # main, left wrist, right wrist: the first this many exist
-    state_dim: int
-    action_dim: int
-    discrete_state: bool = False  # π0.5 only: the state is written into the prompt
-    quantile_norm: bool = False  # q01/q99 to [-1, 1] instead of mean/std
-    delta_mask: tuple[bool, ...] = ()  # action columns stored relative to the state
-    adapt_to_pi: bool = False  # ALOHA joint signs and gripper geometry
-    value_hidden: tuple[int, ...] = (512, 256, 128)
-    action_std_floor: float = 0.05  # of statistics fitted here: columns that hardly move must not be blown up
-
-
-_ALOHA_DELTA = (True,) * 6 + (False,) + (True,) * 6 + (False,)
-_MW, _CALVIN = "lerobot/metaworld_mt50", "InternRobotics/InternData-Calvin_ABC"
-_MS, _RT = "physical-intelligence/maniskill", "physical-intelligence/robotwin"
-
-CONVENTIONS: dict[str, DataConvention] = {
-    "pi0_metaworld": DataConvention(False, 5, 48, _MW, 1, 4, 4),
-    "pi05_metaworld": DataConvention(True, 5, 200, _MW, 1, 4, 4, quantile_norm=True),
-    "pi0_calvin": DataConvention(False, 5, 48, _CALVIN, 2, 7, 7),
-    "pi05_calvin": DataConvention(True, 5, 200, _CALVIN, 2, 7, 7, quantile_norm=True),
-    "pi0_maniskill": DataConvention(False, 50, 48, _MS, 1, 8, 7, action_std_floor=0.005),  # metres, radians
-    "pi05_maniskill": DataConvention(
-        True, 10, 200, _MS, 1, 8, 7, quantile_norm=True, value_hidden=(1024, 512, 256), action_std_floor=0.005
-    ),
-    "pi0_aloha_robotwin": DataConvention(False, 50, 48, _RT, 3, 14, 14, delta_mask=_ALOHA_DELTA),
-    "pi05_aloha_robotwin": DataConvention(
-        True, 50, 200, _RT, 3, 14, 14, True, quantile_norm=True, delta_mask=_ALOHA_DELTA, adapt_to_pi=True
-    ),
-}
+LORA_PARTS = ("value_head", "noise_head", "adapters")  # what learns under LoRA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +60,7 @@ class OpenPiOptions:
     safe_get_logprob: bool = False
     """Score by the negative squared distance instead of the Gaussian log-density."""
     train_expert_only: bool | None = None
-    """Freeze the vision-language model; null does so for `base` only."""
+    """Freeze the vision-language model and train the action expert alone; null does so for `base` only."""
     add_value_head: bool | None = None
     """Must agree with actor.model.add_value_head when set."""
     detach_critic_input: bool | None = None
@@ -113,17 +75,8 @@ class OpenPiOptions:
     """expert, vlm, or state: a small critic on the simulator's privileged state; null follows value_after_vlm."""
     critic_state_dim: int = 0
     """Columns of that privileged state; 0 takes the simulator's."""
-    upstream_values: bool = False
-    """Set by `compat: rlinf-0.4`: rollout value averaged over the denoising steps, mean_token over padding too."""
     use_dsrl: bool = False
-    """Accepted for compatibility, must stay False; the dsrl_* keys below are inert."""
-    dsrl_state_dim: int = 8
-    dsrl_action_noise_dim: int = 32
-    dsrl_num_q_heads: int = 10
-    dsrl_agg_q: str = "mean"
-    dsrl_image_latent_dim: int = 64
-    dsrl_state_latent_dim: int = 64
-    dsrl_hidden_dims: list[int] = field(default_factory=lambda: [128, 128, 128])
+    """Must stay false: steering a frozen policy by its noise (DSRL) is not supported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +89,11 @@ class Config(ModelConfig):
     num_images_in_input: int = 0
     """Cameras read; 0 leaves it to openpi.num_images_in_input."""
     use_proprio: bool = True
-    """Accepted for compatibility; config_name says whether the state is read."""
+    """Accepted for compatibility; openpi.config_name says whether the state is read."""
     num_steps: int | None = None
     """Denoising steps; openpi.num_steps wins."""
     openpi: OpenPiOptions = field(default_factory=OpenPiOptions)
+    """The flow policy."""
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -149,30 +103,25 @@ class Config(ModelConfig):
             OpenPiOptions(config_name="pi05_metaworld", train_expert_only=True, value_after_vlm=True),
             OpenPiOptions(config_name="pi0_calvin", noise_method="flow_noise", joint_logprob=True),
         )
-        dims = [CONVENTIONS[row.config_name].action_dim for row in rows]
-        full = tuple(
-            cls(size="compact", num_action_chunks=3, action_dim=dim, num_steps=3, add_value_head=True, openpi=row)
-            for dim, row in zip(dims, rows, strict=True)
-        )
+        plain = cls(size="compact", num_action_chunks=3, num_steps=3, add_value_head=True)
+        full = [replace(plain, action_dim=CONVENTIONS[row.config_name].action_dim, openpi=row) for row in rows]
         return *full, *(replace(cfg, is_lora=True, lora_rank=4, lora_alpha=16) for cfg in full[:2])
 
-    def completed(self, rest: Surroundings) -> Self:
-        """This block with the simulator's privileged state, the compat switch and the precision of small runs."""
-        options, precision = self.openpi, self.stored_precision
+    def for_run(self, run: RunSettings) -> Self:
+        """This block with the simulator's privileged state and the precision of small runs."""
+        options, is_bf16 = self.openpi, self.stored_precision == "bf16"
         if self.value_input == "state" and not options.critic_state_dim:
-            options = replace(options, critic_state_dim=rest.critic_state_dim)
-        options = replace(options, upstream_values=options.upstream_values or rest.compat is not None)
-        own = replace(super().completed(rest), openpi=options)
-        return own if self.size != "compact" or precision == "fp32" else replace(own, precision="fp32")
+            options = replace(options, critic_state_dim=run.critic_state_dim)
+        precision = "fp32" if self.size == "compact" and is_bf16 else self.precision
+        return replace(super().for_run(run), openpi=options, precision=precision)
 
     @property
     def convention(self) -> DataConvention:
         """The row of `config_name`."""
         name = self.openpi.config_name
         if name not in CONVENTIONS:
-            near = difflib.get_close_matches(name, CONVENTIONS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"available: {', '.join(CONVENTIONS)}"
-            raise UserError(f"actor.model.openpi.config_name={name!r} is unknown; {hint}")
+            near, known = did_you_mean(name, CONVENTIONS), ", ".join(CONVENTIONS)
+            raise UserError(f"actor.model.openpi.config_name={name!r} is unknown{near}; available: {known}")
         return CONVENTIONS[name]
 
     @property
@@ -182,18 +131,18 @@ class Config(ModelConfig):
 
     @property
     def num_cameras(self) -> int:
-        """Cameras the network sees; absent ones are never computed."""
+        """Cameras the network reads; absent ones are never computed."""
         return self.openpi.num_images_in_input or self.num_images_in_input or self.convention.cameras
 
     @property
-    def _images_key(self) -> str:
+    def images_key(self) -> str:
         """The key `num_cameras` comes from, or would have to be set."""
         top = self.num_images_in_input and not self.openpi.num_images_in_input
         return f"actor.model.{'' if top else 'openpi.'}num_images_in_input"
 
     @property
     def state_dim(self) -> int:
-        """State columns the policy reads (0 for a state-less π0.5)."""
+        """State columns the policy reads; 0 for a π0.5 without state."""
         if self.convention.pi05 and not self.convention.discrete_state:
             return 0
         return self.convention.state_dim if self.openpi.state_dim is None else self.openpi.state_dim
@@ -212,14 +161,9 @@ class Config(ModelConfig):
         return self.openpi.value_input or ("vlm" if self.openpi.value_after_vlm else "expert")
 
     @property
-    def stored_precision(self) -> Literal["fp32", "bf16"]:
-        """Weights are bf16 (with the published fp32 exceptions) for `base`, fp32 for the other sizes, unless told."""
-        if self.precision is None:
-            return "bf16" if self.size == "base" else "fp32"
-        names: dict[str, Literal["fp32", "bf16"]] = {"fp32": "fp32", "32": "fp32", "bf16": "bf16", "bf16-mixed": "bf16"}
-        if self.precision not in names:
-            raise UserError(f"actor.model.precision={self.precision!r} must be fp32, bf16 or null")
-        return names[self.precision]
+    def default_precision(self) -> Precision:
+        """Of the network, with the published fp32 exceptions in bf16; the heads are fp32."""
+        return "bf16" if self.size == "base" else "fp32"
 
     def architecture(self) -> Architecture:
         """The network of `size` for this convention."""
@@ -244,15 +188,11 @@ class Config(ModelConfig):
         return self.convention.value_hidden if self.size == "base" else (128, 64)
 
     def value_width(self) -> int:
-        """Columns the critic's first layer reads."""
+        """Columns the critic's first layer reads; of a state, each is read at two scales too, as sine and cosine."""
+        if self.value_input == "state":
+            return 5 * self.openpi.critic_state_dim
         arch = self.architecture()
-        widths = {
-            "expert": arch.expert_width,
-            "vlm": arch.vlm_width,
-            "state": 5 * self.openpi.critic_state_dim,
-            None: 0,
-        }
-        return widths[self.value_input]
+        return arch.vlm_width if self.value_input == "vlm" else arch.expert_width
 
     def noise_hidden(self) -> tuple[int, int]:
         """Hidden widths of flow_noise's variance network."""
@@ -270,13 +210,13 @@ class Config(ModelConfig):
         if self.is_lora:
             frozen = (VLM,) if self.freeze_vlm else ()
             layers = (layer for layer in arch.layers() if not layer.name.startswith(frozen))
-            counts["adapters"] = AdapterSetting.of(self).num_parameters(layers)
+            counts["adapters"] = LoraSettings.from_config(self).num_parameters(layers)
         return counts
 
     def num_trainable_parameters(self) -> int:
-        """Parameters the optimiser sees."""
+        """Number of parameters that the optimiser steps."""
         if self.is_lora:
-            return sum(n for part, n in self.num_parameters().items() if part in ADDED)
+            return sum(n for part, n in self.num_parameters().items() if part in LORA_PARTS)
         frozen = ("vision", "projector", "embedding", "language") if self.freeze_vlm else ()
         return sum(n for part, n in self.num_parameters().items() if part not in frozen)
 
@@ -285,33 +225,30 @@ class Config(ModelConfig):
         if not self.freeze_vlm:
             return 0
         arch = self.architecture()
-        cameras = ALL_CAMERAS if self.openpi.upstream_values else self.num_cameras
-        tokens = cameras * arch.image_tokens + arch.max_token_len
+        tokens = self.num_cameras * arch.image_tokens + arch.max_token_len
         numbers = 2 * arch.depth * arch.num_kv_heads * arch.head_dim * tokens
         pooled = 4 * arch.vlm_width if self.value_input == "vlm" else 0
         return numbers * (2 if self.stored_precision == "bf16" else 4) + pooled
 
     def spec(self) -> PolicySpec:
         """The promises of this configuration; raises UserError naming the key when it is impossible."""
-        options, row = self.openpi, self.convention
         self._check()
         return PolicySpec(
             action_dim=self.action_dim,
             num_action_chunks=self.num_action_chunks,
             image_size=self.architecture().image_size,
             num_images=self.num_cameras,
-            uses_state=not row.pi05 or row.discrete_state,
             state_dim=self.state_dim,
             has_logprob=self._without_noise() is None,
             has_value=self.value_input is not None,
             values_per_chunk=1,
-            critic_state_dim=options.critic_state_dim if self.value_input == "state" else 0,
-            images_key=self._images_key,
-            state_key="actor.model.openpi.state_dim",
-            trainable="lora" if self.is_lora else "expert" if self.freeze_vlm else "all",
+            critic_state_dim=self.openpi.critic_state_dim if self.value_input == "state" else 0,
+            images_key=self.images_key,
+            state_key=STATE_KEY,
         )
 
     def without_logprob(self) -> str:
+        """The setting that leaves the policy without log-probs."""
         return f"actor.model.openpi.{self._without_noise()}"
 
     def _without_noise(self) -> str | None:
@@ -326,20 +263,19 @@ class Config(ModelConfig):
         return None if options.noise_level else f"noise_level={options.noise_level}"
 
     def _check(self) -> None:
+        """Refuse what cannot be built."""
         options, arch, prefix = self.openpi, self.architecture(), "actor.model"
-        for own, key, top in (
-            (options.action_chunk, "action_chunk", "num_action_chunks"),
-            (options.action_env_dim, "action_env_dim", "action_dim"),
-            (options.add_value_head, "add_value_head", "add_value_head"),
-        ):
-            above = asdict(self)[top]
-            if own is not None and own != above:
-                raise UserError(f"{prefix}.openpi.{key}={own} must equal {prefix}.{top}={above}")
-        for key, given in (
-            ("max_token_len", options.max_token_len),
-            ("action_horizon", options.action_horizon),
-            ("num_steps", options.num_steps),
-        ):
+        above = {
+            "action_chunk": "num_action_chunks",
+            "action_env_dim": "action_dim",
+            "add_value_head": "add_value_head",
+        }
+        for key, top in above.items():
+            own, wanted = vars(options)[key], vars(self)[top]
+            if own not in (None, wanted):
+                raise UserError(f"{prefix}.openpi.{key}={own} must equal {prefix}.{top}={wanted}")
+        for key in ("max_token_len", "action_horizon", "num_steps"):
+            given = vars(options)[key]
             if given is not None and given < 1:
                 raise UserError(f"{prefix}.openpi.{key}={given} must be at least 1, or null")
         if not 1 <= self.num_action_chunks <= arch.action_horizon:
@@ -348,13 +284,9 @@ class Config(ModelConfig):
                 f"{arch.action_horizon} of {options.config_name}"
             )
         if not 1 <= self.num_cameras <= ALL_CAMERAS:
-            raise UserError(f"{self._images_key}={self.num_cameras} must be at least 1 and at most {ALL_CAMERAS}")
+            raise UserError(f"{self.images_key}={self.num_cameras} must be at least 1 and at most {ALL_CAMERAS}")
         if self.state_dim < 1 and (not self.convention.pi05 or self.convention.discrete_state):
-            raise UserError(
-                f"{prefix}.openpi.state_dim={self.state_dim} must be at least 1: {options.config_name} reads it"
-            )
-        if max(self.action_dim, self.state_dim) > arch.action_dim:
-            raise UserError(f"{prefix}.action_dim={self.action_dim} must be at most {arch.action_dim}")
+            raise UserError(f"{STATE_KEY}={self.state_dim} must be at least 1: {options.config_name} reads it")
         if self.denoise_steps < (2 if options.noise_method == "flow_cps" or options.ignore_last else 1):
             raise UserError(f"{prefix}.openpi.num_steps={self.denoise_steps} leaves no stochastic step; raise it")
         if options.use_dsrl:
@@ -365,7 +297,7 @@ class Config(ModelConfig):
         _ = self.stored_precision
 
     def _check_noise(self) -> None:
-        """Numbers that would divide by zero, or give a deviation that is none."""
+        """Refuse numbers that would divide by zero or give no standard deviation."""
         options, prefix = self.openpi, "actor.model.openpi"
         if len(options.noise_params) != 3 or len(options.noise_logvar_range) != 2:
             raise UserError(f"{prefix}.noise_params needs 3 numbers and noise_logvar_range 2")

@@ -1,4 +1,4 @@
-"""Small networks beside the flow model: critics and the variance of flow_noise."""
+"""Small networks beside the flow model: its critics and the variance of flow_noise."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ import math
 import torch
 from torch import nn
 
+from rlinf.errors import UserError
+from rlinf.models.nn.mlp import named_sequential
+from rlinf.models.nn.value_head import ValueHead
+from rlinf.models.openpi.architecture import Architecture
+from rlinf.models.openpi.config import Config
+
 Tensor = torch.Tensor
 
 
-class ValueHead(nn.Module):
-    """MLP critic on pooled features: f32 [B, width] -> [B, 1]."""
-
-    def __init__(self, width: int, hidden: tuple[int, ...]) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for a, b in itertools.pairwise((width, *hidden)):
-            layers += [nn.Linear(a, b), nn.ReLU()]
-        self.mlp = nn.Sequential(*layers, nn.Linear(hidden[-1], 1))
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.mlp(features)
+def make_value_head(cfg: Config, arch: Architecture) -> ValueHead | StateValueHead | None:
+    """The critic that `cfg` asks for; None where it asks for none."""
+    if cfg.value_input is None:
+        return None
+    if cfg.value_input == "state":
+        if cfg.openpi.critic_state_dim < 1:
+            raise UserError(
+                "actor.model.openpi.value_input=state needs openpi.critic_state_dim, the simulator's state size"
+            )
+        return StateValueHead(cfg.openpi.critic_state_dim, cfg.value_hidden())
+    return ValueHead(arch.expert_width if cfg.value_input == "expert" else arch.vlm_width, cfg.value_hidden())
 
 
 class StateValueHead(nn.Module):
@@ -48,28 +53,11 @@ class StateValueHead(nn.Module):
         return self.mlp(torch.cat((torch.asinh(state), *waves), -1))
 
 
-class _NamedLinear(nn.Module):
-    """A Linear under the name the published checkpoints use."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(a, b)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_1(x)
-
-
-class _NamedMlp(nn.Module):
-    """Layers with tanh between them."""
-
-    def __init__(self, widths: tuple[int, ...]) -> None:
-        super().__init__()
-        self.moduleList = nn.ModuleList(_NamedLinear(a, b) for a, b in itertools.pairwise(widths))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.moduleList[:-1]:
-            x = torch.tanh(layer(x))
-        return self.moduleList[-1](x)
+def _tanh_mlp(*widths: int) -> nn.Sequential:
+    """Layers with tanh between them, under the names the published checkpoints use."""
+    *hidden, last = (nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+    layers = [named_sequential(linear_1=layer, tanh=nn.Tanh()) for layer in hidden]
+    return named_sequential(moduleList=nn.Sequential(*layers, named_sequential(linear_1=last)))
 
 
 class NoiseHead(nn.Module):
@@ -77,7 +65,7 @@ class NoiseHead(nn.Module):
 
     def __init__(self, width: int, hidden: tuple[int, ...], action_dim: int, bounds: tuple[float, float]) -> None:
         super().__init__()
-        self.mlp_logvar = _NamedMlp((width, *hidden, action_dim))
+        self.mlp_logvar = _tanh_mlp(width, *hidden, action_dim)
         for name, std in zip(("logvar_min", "logvar_max"), bounds, strict=True):
             self.register_buffer(name, torch.tensor([2 * math.log(std)], dtype=torch.float32))
 

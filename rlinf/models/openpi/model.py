@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Times:
-    """What the expert reads of N times. A sampler has few: computed once, rows and steps pick theirs with `at`."""
+    """What the expert reads of N times, computed once per sampler; rows and steps pick theirs with `at`."""
 
     embedding: Tensor  # f32 [N, W]
     modulation: list[Tensor] | None  # π0.5: of each adaptive norm [N, 1, 3 W]
@@ -43,7 +44,7 @@ class Prefix:
     valid: Tensor | None  # bool [B, P]; None when every token counts
     frame: Frame  # the suffix's positions and mask, the same at every denoising step
     output: Tensor | None = None  # [B, P, vlm width], when asked for
-    seen: Tensor | None = None  # [B, image tokens, vlm width] as the images were embedded
+    image_tokens: Tensor | None = None  # [B, n * T, vlm width] as the images were embedded
 
     def lengths(self) -> Tensor:
         """Valid tokens per row i64 [B]."""
@@ -55,13 +56,13 @@ class Prefix:
 
 
 def visible(valid: Tensor, starts: Tensor, first_row: int = 0) -> Tensor:
-    """Who attends to whom, bool [B, S - first_row, S], for queries from `first_row` on.
+    """Which token attends to which, bool [B, S - first_row, S], for queries from `first_row` on.
 
     `starts` [S] is 1 where a new block begins; a token sees its own and all earlier blocks, where both ends are valid.
     """
     block = starts.cumsum(0)
-    seen = block[None, :] <= block[first_row:, None]  # [S - first_row, S]
-    return seen & valid[:, None, :] & valid[:, first_row:, None]
+    earlier = block[None, :] <= block[first_row:, None]  # [S - first_row, S]
+    return earlier & valid[:, None, :] & valid[:, first_row:, None]
 
 
 def positions(valid: Tensor) -> Tensor:
@@ -91,6 +92,15 @@ def time_embedding(t: Tensor, width: int) -> Tensor:
     """Sines, then cosines, of times [B] -> f64 [B, width]."""
     angles = t.double()[:, None] * _angular_frequencies(width, t.device)
     return torch.cat((angles.sin(), angles.cos()), -1)
+
+
+class _Parts(NamedTuple):
+    """Parts of the network under short names; a tuple, which torch does not register a second time."""
+
+    vision: SiglipVision
+    projector: nn.ModuleDict  # of its `linear`, which LoRA may replace
+    language: Gemma
+    expert: Gemma
 
 
 class PiNet(nn.Module):
@@ -123,8 +133,7 @@ class PiNet(nn.Module):
         self.paligemma_with_expert = nn.ModuleDict(
             {"paligemma": nn.ModuleDict({"model": vlm}), "gemma_expert": nn.ModuleDict({"model": expert})}
         )
-        # The tree above only gives the published names; these are the parts under names worth reading.
-        self._parts = (vision, projector, language, expert)
+        self._parts = _Parts(vision, projector, language, expert)
         width, d = arch.expert_width, arch.action_dim
         self.action_in_proj = nn.Linear(d, width)
         self.action_out_proj = nn.Linear(width, d)
@@ -143,15 +152,14 @@ class PiNet(nn.Module):
 
     def embed_images(self, images: Tensor) -> Tensor:
         """u8 [B, n, S, S, 3] or f32 in [-1, 1] -> [B, n * T, vlm width]; all cameras in one pass."""
-        vision, projector, _, _ = self._parts
         if images.dtype == torch.uint8:
             images = images.float().mul_(2.0 / 255.0).sub_(1.0)
-        features = projector["linear"](vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
+        features = self._parts.projector["linear"](self._parts.vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
         return features.view(images.shape[0], -1, features.shape[-1])
 
     def embed_prompt(self, tokens: Tensor) -> Tensor:
         """i64 [B, L] -> [B, L, vlm width]; only the prompt is scaled, images are not."""
-        embedded = self._parts[2].embed_tokens(tokens)
+        embedded = self._parts.language.embed_tokens(tokens)
         return embedded * math.sqrt(embedded.shape[-1])
 
     def prefix(
@@ -166,24 +174,23 @@ class PiNet(nn.Module):
     ) -> Prefix:
         """Observation to keys and values; masks are bool [B, L] and [B, n], None when all is valid.
 
-        `full_mask` also hides valid tokens from padded queries, which changes their (otherwise unread) outputs.
+        `image_valid` is read only beside a `token_valid`. `full_mask` also hides valid tokens from padded queries,
+        which changes their (otherwise unread) outputs.
         """
         b, n = images.shape[:2]
         room = 0 if torch.is_grad_enabled() else len(self.suffix_starts())
-        seen = self.embed_images(images)
-        x = torch.cat((seen, self.embed_prompt(tokens)), 1)
-        valid = None
-        if token_valid is not None or image_valid is not None:
-            image_valid = tokens.new_ones(b, n, dtype=torch.bool) if image_valid is None else image_valid
-            token_valid = torch.ones_like(tokens, dtype=torch.bool) if token_valid is None else token_valid
-            valid = torch.cat((image_valid.repeat_interleave(self.arch.image_tokens, 1), token_valid), 1)
-        if valid is None:
-            frame = self._parts[2].frame(torch.arange(x.shape[1], device=x.device).expand(b, -1), None, room)
+        image_tokens = self.embed_images(images)
+        x = torch.cat((image_tokens, self.embed_prompt(tokens)), 1)
+        if token_valid is None:
+            valid = see = None
+            at = torch.arange(x.shape[1], device=x.device).expand(b, -1)
         else:
+            cameras = tokens.new_ones(b, n, dtype=torch.bool) if image_valid is None else image_valid
+            valid = torch.cat((cameras.repeat_interleave(self.arch.image_tokens, 1), token_valid), 1)
             see = visible(valid, torch.zeros(x.shape[1], device=x.device)) if full_mask else valid[:, None]
-            frame = self._parts[2].frame(positions(valid), see, room)
-        out, kv = self._parts[2](x, frame, output=output)
-        return replace(self.attach(kv, valid, out), seen=seen)
+            at = positions(valid)
+        out, kv = self._parts.language(x, self._parts.language.frame(at, see, room), output=output)
+        return replace(self.attach(kv, valid, out), image_tokens=image_tokens)
 
     def attach(self, kv: Sequence[KeyValue], valid: Tensor | None, output: Tensor | None = None) -> Prefix:
         """Prepare the suffix's positions and mask for these keys and values."""
@@ -195,16 +202,13 @@ class PiNet(nn.Module):
             everything = torch.ones(1, p, dtype=torch.bool, device=device) if valid is None else valid
             joint = torch.cat((everything, everything.new_ones(len(everything), s)), 1)
             see = visible(joint, _block_starts(p, tuple(starts), device), p)
-        return Prefix(kv, valid, self._parts[3].frame(position, see), output)
+        return Prefix(kv, valid, self._parts.expert.frame(position, see), output)
 
     def repeat(self, prefix: Prefix, n: int) -> Prefix:
         """Every row n times in a row, to share one observation among several noisy actions."""
         if n == 1:
             return prefix
-        kv = [
-            KeyValue(k.repeat_interleave(n, 0), v.repeat_interleave(n, 0))
-            for k, v in ((kv.k, kv.v) for kv in prefix.kv)
-        ]
+        kv = [KeyValue(kv.k.repeat_interleave(n, 0), kv.v.repeat_interleave(n, 0)) for kv in prefix.kv]
         return self.attach(kv, None if prefix.valid is None else prefix.valid.repeat_interleave(n, 0))
 
     def times(self, t: Tensor) -> Times:
@@ -213,7 +217,7 @@ class PiNet(nn.Module):
         if not self.arch.pi05:
             return Times(embedding, None)
         cond = self.time_condition(embedding)
-        return Times(embedding, self._parts[3].modulate(cond))
+        return Times(embedding, self._parts.expert.modulate(cond))
 
     def time_condition(self, embedding: Tensor) -> Tensor:
         """π0.5: time embeddings [N, W] -> the condition [N, W] of the adaptive norms."""
@@ -237,7 +241,7 @@ class PiNet(nn.Module):
     def suffix(self, prefix: Prefix, state: Tensor | None, x_t: Tensor, times: Times) -> Tensor:
         """Expert features f32 [B, H, W] of noisy actions f32 [B, H, D] at a time per row; state f32 [B, D] for π0."""
         tokens = self.embed_suffix(state, x_t, times.embedding)
-        out, _ = self._parts[3](tokens, prefix.frame, past=prefix.kv, modulation=times.modulation)
+        out, _ = self._parts.expert(tokens, prefix.frame, past=prefix.kv, modulation=times.modulation)
         return out[:, -self.arch.action_horizon :].float()
 
     def velocity(self, features: Tensor) -> Tensor:

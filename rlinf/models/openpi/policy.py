@@ -8,36 +8,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
-from torch.nn import functional as F
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
-from rlinf.models.files.policy_folder import read_config_json
+from rlinf.models.files import tokenizers
+from rlinf.models.files.policy_folder import CONFIG, read_json_if_there
 from rlinf.models.files.pretrained import PretrainedPolicy
-from rlinf.models.files.weights import Rename
+from rlinf.models.files.weights import Rename, SideFiles
 from rlinf.models.images import resize_with_pad
-from rlinf.models.nn.gemma import KeyValue
+from rlinf.models.inputs import Prompts
 from rlinf.models.nn.graphs import GradientRecorder, Recorder
+from rlinf.models.nn.initialize import initialize_value_head
 from rlinf.models.nn.packed import pack
 from rlinf.models.nn.recompute import set_checkpointing
-from rlinf.models.openpi import flow, tokenizer
+from rlinf.models.openpi import flow, prefix_cache
 from rlinf.models.openpi.architecture import VLM, Architecture
-from rlinf.models.openpi.config import ALL_CAMERAS, Config
-from rlinf.models.openpi.heads import NoiseHead, StateValueHead, ValueHead
+from rlinf.models.openpi.config import Config
+from rlinf.models.openpi.heads import NoiseHead, make_value_head
 from rlinf.models.openpi.model import PiNet, Prefix
-from rlinf.models.openpi.normalize import load_statistics, save_statistics
 from rlinf.models.openpi.processor import Inputs, Processor
+from rlinf.models.openpi.prompts import load_tokenizer
 from rlinf.models.openpi.sampler import Sampler
-from rlinf.models.openpi.weights import HEADS, initialize, initialize_value_head, published_names
-from rlinf.models.policy import SeenLoss
+from rlinf.models.openpi.weights import HEADS, initialize, published_names
+from rlinf.models.policy import ImageTokenLoss
 
 Tensor = torch.Tensor
-KEPT, CACHED = ("index", "state", "critic_state"), ("k", "v", "pooled")  # of what predict computes from and makes
+REPLAYED = ("index", "state", "critic_state")  # inputs of `predict` that `evaluate` needs again
 PROMPT_STEP = 16  # recorded kernels need fixed shapes: mixed prompts are padded to a multiple of this
 
 
@@ -54,13 +55,11 @@ class Policy(PretrainedPolicy):
         device: torch.device | str = "cpu",
         *,
         arch: Architecture | None = None,
-        tokenizer_file: Path = tokenizer.BUNDLED,
+        tokenizer_file: Path = tokenizers.BUNDLED,
     ) -> None:
         """Network weights are left uninitialised: use `build`, or load them. `arch` overrides the sizes of `cfg`."""
-        super().__init__()
-        self.cfg, self.spec = cfg, cfg.spec()
+        super().__init__(cfg, tokenizer_file)
         self.arch = arch = arch or cfg.architecture()
-        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when we save
         with torch.device("meta"):
             self.net = PiNet(arch)
         if cfg.stored_precision == "bf16":
@@ -69,16 +68,14 @@ class Policy(PretrainedPolicy):
         self.net.vlm.requires_grad_(not cfg.freeze_vlm)
         options = cfg.openpi
         with torch.random.fork_rng(devices=[]):
-            self.value_head = _value_head(cfg, arch)
+            self.value_head = make_value_head(cfg, arch)
             self.noise_head = None
             if options.noise_method == "flow_noise":
                 low, high = options.noise_logvar_range
                 self.noise_head = NoiseHead(arch.expert_width, cfg.noise_hidden(), arch.action_dim, (low, high))
-        prompts = tokenizer.load_tokenizer(tokenizer_file, max_len=arch.max_token_len, vocab_size=arch.vocab_size)
+        prompts = load_tokenizer(tokenizer_file, max_len=arch.max_token_len, vocab_size=arch.vocab_size)
         self.processor = Processor(cfg, arch, prompts)
-        for part in (self.value_head, self.noise_head, self.processor):
-            if part is not None:
-                part.to(device)
+        self.to(device)
         pack(self.net)
         set_checkpointing(self.net, cfg.gradient_checkpointing)
         self._act = Recorder(self._actions, self, enabled=cfg.cuda_graphs)
@@ -90,9 +87,11 @@ class Policy(PretrainedPolicy):
 
     @classmethod
     def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
-        """The network of `cfg` with the tokenizer of the folder."""
+        """The network of `cfg`, uninitialised, with the folder's tokenizer."""
         assert isinstance(cfg, Config)
-        return cls(cfg, device, tokenizer_file=tokenizer.find_tokenizer(folder, size=cfg.size))
+        names = (tokenizers.FILE, "paligemma_tokenizer.model")
+        tokenizer_file = tokenizers.find_tokenizer(folder, size=cfg.size, model="PaliGemma", names=names)
+        return cls(cfg, device, tokenizer_file=tokenizer_file)
 
     def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
         """Random weights of the heads and, where asked, of the network."""
@@ -121,55 +120,51 @@ class Policy(PretrainedPolicy):
         given["start"] = noise.normal(shape)
         if train:
             given["draws"] = noise.normal((sampler.num_steps if sampler.joint else 1, *shape))  # [B, N or 1, H, D]
-            given["table"] = torch.stack(
-                tuple(sampler.weights(inputs.images.device))
-            )  # [4, N]; noise levels may change
+            given["table"] = torch.stack(tuple(sampler.weights(inputs.images.device)))  # [4, N]; noise levels change
         out = self._act(given, train=train)
         actions = self.processor.decode_actions(out["last"], inputs.raw_state)
         if not train:
             return PolicyOutput(actions, torch.zeros_like(actions), None, {})
-        replay = {"images": inputs.images, "tokens": inputs.tokens, "token_valid": inputs.token_valid, "x": out["x"]}
-        replay |= {name: t for name, t in given.items() if name in KEPT and t is not None}
-        cache = {name: t for name, t in out.items() if name in CACHED}
+        prompts = inputs.prompts
+        replay = {"images": inputs.images, "tokens": prompts.ids, "token_valid": prompts.valid, "x": out["x"]}
+        replay |= {name: t for name, t in given.items() if name in REPLAYED and t is not None}
+        cache = {name: t for name, t in out.items() if name in prefix_cache.NAMES}
         return PolicyOutput(actions, out["logprobs"], out.get("values"), replay, cache or None)
 
     def _actions(self, given: dict[str, Tensor], *, train: bool) -> dict[str, Tensor]:
-        """Prefix and denoising as one function of tensors, which a GPU records: nothing random, nothing waited for."""
+        """A call of `predict` as a function of tensors, which a GPU records: nothing random, nothing waited for.
+
+        Gives the denoised actions `last` [B, H, D] and, to train, the scored points `x`, log-probs, values and the
+        prefix cache.
+        """
         sampler, state, start = self.sampler(), given.get("state"), given["start"]
-        prefix = self._prefix(given["images"], given["tokens"], given.get("valid"))
+        prefix = self.prefix(given["images"], given["tokens"], given.get("valid"))
         if not train:
             return {"last": sampler.ode(prefix, state, start).x[:, -1]}
         index, draws = given.get("index"), given["draws"]
         sampler = replace(sampler, table=flow.Weights(*given["table"]))
         chain = sampler.sample(prefix, state, start, lambda i: draws[:, i if sampler.joint else 0], index)
-        x, features, pooled = chain.x, chain.features, self.pool(prefix)
+        x, pooled = chain.x, self.pool(prefix)
         if index is not None:
             rows = torch.arange(len(start), device=start.device)
             x = torch.stack((x[rows, index], x[rows, index + 1]), 1)
-            if not self.cfg.openpi.upstream_values:
-                features = features[rows, index][:, None]  # the value evaluate() will compute
-        out = {"last": chain.x[:, -1], "x": x, "logprobs": self.executed(chain.logprobs)}
-        values = self.critic(features, pooled, given.get("critic_state"))
+        out = {"last": chain.x[:, -1], "x": x, "logprobs": self.executed(sampler.logprobs(chain, index))}
+        values = self.critic(self.rollout_features(chain.features, index), pooled, given.get("critic_state"))
         if values is not None:
             out["values"] = values
-        return out | (self._cache(prefix, pooled) if self.cfg.freeze_vlm else {})
+        return out | (prefix_cache.store(prefix, pooled, self.prefix_length()) if self.cfg.freeze_vlm else {})
 
     def evaluate(
-        self,
-        replay: dict[str, Tensor],
-        *,
-        values: bool,
-        entropy: bool,
-        cache: dict[str, Tensor] | None = None,
+        self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
         """Log-probs, values and entropy of stored actions under the current weights."""
         if cache is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-                tokens, valid = _trimmed(replay["tokens"], replay["token_valid"])
-                prefix = self._prefix(replay["images"], tokens, valid)
+                prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
+                prefix = self.prefix(replay["images"], *prompts.trimmed())
                 pooled = self.pool(prefix)
         else:
-            prefix, pooled = self._from_cache(cache, replay["token_valid"])
+            prefix, pooled = self.cached_prefix(cache, replay["token_valid"])
         score = self.sampler().score(prefix, replay.get("state"), replay["x"], replay.get("index"))
         return PolicyEval(
             logprobs=self.executed(score.logprobs),
@@ -179,34 +174,42 @@ class Policy(PretrainedPolicy):
 
     @torch.no_grad()
     def value(self, obs: Observation, *, noise: Noise) -> Tensor:
-        """f32 [B, 1]; an expert critic reads the features of pure noise, the first point of every chain."""
+        """Critic value f32 [B, 1]; an expert critic reads the features of pure noise, where every chain starts."""
         if self.cfg.value_input is None:
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
+        features = pooled = critic_state = None
         if self.cfg.value_input == "state":
-            return self._required(self.critic(None, None, self._critic_state(obs)))
-        inputs, sampler = self.processor.encode(obs), self.sampler()
-        prefix = self._prefix(inputs.images, *self._trim(inputs))
-        features = None
-        if self.cfg.value_input == "expert":
-            start = noise.normal((self.arch.action_horizon, self.arch.action_dim))
-            features = sampler.transition(
-                prefix, inputs.state, start, slice(0, 1), sampler.times(start.device)
-            ).features
-            features = features[:, None]
-        return self._required(self.critic(features, self.pool(prefix), None))
+            critic_state = self._critic_state(obs)
+        else:
+            inputs, sampler = self.processor.encode(obs), self.sampler()
+            prefix = self.prefix(inputs.images, *self._trimmed(inputs))
+            pooled = self.pool(prefix)
+            if self.cfg.value_input == "expert":
+                start = noise.normal((self.arch.action_horizon, self.arch.action_dim))
+                times = sampler.times(start.device)
+                features = sampler.transition(prefix, inputs.state, start, slice(0, 1), times).features[:, None]
+        values = self.critic(features, pooled, critic_state)
+        assert values is not None
+        return values
 
     # ------------------------------------------------------------------ imitation
     def resize_images(self, images: Tensor) -> Tensor:
-        """u8 [B, size, size, 3]"""
+        """u8 [B, H, W, 3] -> u8 [B, size, size, 3]."""
         return resize_with_pad(images, self.arch.image_size)
 
     @property
     def image_width(self) -> int | None:
-        """Of the image tokens that `sft_loss` shows; nobody can teach a frozen network to see."""
+        """Width of an image token; None where the vision-language model is frozen, which no such loss could teach."""
         return None if self.cfg.freeze_vlm else self.arch.vlm_width
 
     def sft_loss(
-        self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1, seen: SeenLoss | None = None
+        self,
+        obs: Observation,
+        actions: Tensor,
+        *,
+        noise: Noise,
+        draws: int = 1,
+        image_token_loss: ImageTokenLoss | None = None,
     ) -> Tensor:
         """Flow matching: mean squared velocity error over real columns, `draws` (noise, time) pairs per sample."""
         inputs = self.processor.encode(obs)
@@ -215,31 +218,31 @@ class Policy(PretrainedPolicy):
         given["target"] = target
         given["eps"] = noise.normal((draws, *target.shape[1:]))  # [B, draws, H, D]
         given["t"] = flow.beta_time(noise.uniform((draws,)))  # [B, draws]
-        loss, features = self._imitate(given)
-        return loss if seen is None else loss + seen(features)
+        loss, image_token = self._imitate(given)
+        return loss if image_token_loss is None else loss + image_token_loss(image_token)
 
     def _imitation(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Flow matching as a function of tensors, which a GPU records: the loss, and the mean image token [B, W]."""
         draws, eps, t = given["t"].shape[1], given["eps"].flatten(0, 1), given["t"].flatten()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-            prefix = self._prefix(given["images"], given["tokens"], given.get("valid"), output=False)
-            assert prefix.seen is not None
-            features = prefix.seen.mean(1).float()
+            prefix = self.prefix(given["images"], given["tokens"], given.get("valid"), output=False)
+            assert prefix.image_tokens is not None
+            image_token = prefix.image_tokens.mean(1).float()
             prefix = self.net.repeat(prefix, draws)
         target, state = given["target"].repeat_interleave(draws, 0), given.get("state")
         state = None if state is None else state.repeat_interleave(draws, 0)
         x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
         velocity = self.net.velocity(self.net.suffix(prefix, state, x, self.net.times(t)))
         error = velocity - (eps - target)
-        return error[..., : self.cfg.action_dim].square().mean(), features
+        return error[..., : self.cfg.action_dim].square().mean(), image_token
 
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""
         self.processor.fit(states, actions)
 
-    # ------------------------------------------------------------------ state
+    # ------------------------------------------------------------------ noise
     def set_global_step(self, step: int) -> None:
-        """Anneal the noise level."""
+        """Set the noise level of this training step, where it is annealed."""
         if self.cfg.openpi.noise_anneal:
             start, end, steps = self.cfg.openpi.noise_params
             self.noise_level = flow.annealed_noise_level(step, start, end, steps)
@@ -258,12 +261,12 @@ class Policy(PretrainedPolicy):
         )
 
     # ------------------------------------------------------------------ saving and loading
-    def published_names(self) -> Rename:
+    def published_names(self, side: SideFiles = ()) -> Rename:
         """From openpi's, LeRobot's and older names."""
         return published_names(pi05=self.arch.pi05)
 
     def config_json(self) -> dict[str, Any]:
-        """Which network it is."""
+        """What config.json says of the network."""
         return {
             "model_type": "openpi",
             "size": self.cfg.size,
@@ -272,22 +275,17 @@ class Policy(PretrainedPolicy):
         }
 
     def save_extras(self, folder: Path) -> None:
-        """Write normalisation statistics and tokenizer."""
-        stats = {"state": self.processor.state_stats, "actions": self.processor.action_stats}
-        save_statistics(folder, self.cfg.convention.asset_id, stats)
-        (folder / tokenizer.FILE).write_bytes(self.tokenizer_model)
+        """Write normalisation statistics."""
+        self.processor.save(folder)
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
         """Check the folder's statistics."""
-        row = self.cfg.convention
-        stats = load_statistics(folder, row.asset_id, quantile=row.quantile_norm)
-        self.processor.check_statistics(stats)
-        return lambda: self.processor.set_statistics(stats)
+        return self.processor.prepare(folder)
 
     def check_folder(self, folder: Path) -> None:
-        """A folder of ours says which network it holds; published ones only by their shapes."""
+        """A folder that rlinf saved says which network it holds; published ones are known by their shapes only."""
         super().check_folder(folder)
-        path, saved = folder / "config.json", read_config_json(folder).get("architecture")
+        path, saved = folder / CONFIG, read_json_if_there(folder / CONFIG).get("architecture")
         if saved is None:
             return
         if not isinstance(saved, dict):
@@ -297,31 +295,22 @@ class Policy(PretrainedPolicy):
                 raise UserError(f"{path} says {key}={saved.get(key)}, this configuration needs {value}")
 
     # ------------------------------------------------------------------ prefix
-    def _trim(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    def _trimmed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Prompt slots [B, L] that any row uses, and which count (None: all); a GPU gets few different lengths."""
-        if inputs.shortest == inputs.longest:
-            return inputs.tokens[:, : inputs.longest], None
-        step = PROMPT_STEP if inputs.tokens.is_cuda else 1
-        end = min(-(-inputs.longest // step) * step, self.arch.max_token_len)
-        return inputs.tokens[:, :end], inputs.token_valid[:, :end]
+        return inputs.prompts.trimmed(step=PROMPT_STEP if inputs.images.is_cuda else 1)
 
     def _observed(self, inputs: Inputs) -> dict[str, Tensor | None]:
         """What recorded functions get of an observation."""
-        tokens, valid = self._trim(inputs)
+        tokens, valid = self._trimmed(inputs)
         return {"images": inputs.images, "tokens": tokens, "valid": valid, "state": inputs.state}
 
-    def _prefix(self, images: Tensor, tokens: Tensor, valid: Tensor | None, *, output: bool | None = None) -> Prefix:
-        """Run the vision-language model on images [B, n, ...] and a trimmed prompt [B, L]."""
-        if output is None:
-            output = self.cfg.value_input == "vlm"
-        if not self.cfg.openpi.upstream_values:
-            return self.net.prefix(images, tokens, valid, output=output)
-        # The published pooled value also reads absent cameras and padding: nothing may be trimmed.
-        missing = self.arch.max_token_len - tokens.shape[1]
-        valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-        tokens, valid = F.pad(tokens, (0, missing)), F.pad(valid, (0, missing))
-        cameras = self.processor.image_valid(len(images))
-        return self.net.prefix(images, tokens, valid, image_valid=cameras, output=output, full_mask=True)
+    def prefix(self, images: Tensor, tokens: Tensor, valid: Tensor | None, *, output: bool | None = None) -> Prefix:
+        """Run the vision-language model on images [B, n, ...] and a trimmed prompt [B, L].
+
+        `output` asks for its last hidden states too; by default a critic that pools them decides.
+        """
+        output = self.cfg.value_input == "vlm" if output is None else output
+        return self.net.prefix(images, tokens, valid, output=output)
 
     def pool(self, prefix: Prefix) -> Tensor | None:
         """The critic's view of the vision-language output, f32 [B, vlm width]."""
@@ -330,53 +319,39 @@ class Policy(PretrainedPolicy):
         out, mode = prefix.output.float(), self.cfg.openpi.value_vlm_mode
         if mode == "first_token":
             return out[:, 0]
-        if self.cfg.openpi.upstream_values:
-            images = self.arch.image_tokens * self.cfg.num_cameras
-            tokens = torch.cat((out[:, :images], out[:, -self.arch.max_token_len :]), 1)
-            return tokens.mean(1) if mode == "mean_token" else out[:, -1]
         if mode == "last_token":
             return out[torch.arange(len(out), device=out.device), prefix.lengths() - 1]
         if prefix.valid is None:
             return out.mean(1)
         return (out * prefix.valid[..., None]).sum(1) / prefix.valid.sum(1, keepdim=True)
 
-    def _cache(self, prefix: Prefix, pooled: Tensor | None) -> dict[str, Tensor]:
-        """The prefix in fixed shapes: keys and values [B, layers, G, P, E] padded to the longest prompt allowed."""
-        b, groups, length, width = prefix.kv[0].k.shape
-        shape = (b, len(prefix.kv), groups, self._prefix_length(), width)
-        cache = {name: prefix.kv[0].k.new_empty(shape) for name in ("k", "v")}
-        for i, kv in enumerate(prefix.kv):
-            cache["k"][:, i, :, :length], cache["v"][:, i, :, :length] = kv.k, kv.v
-        for rows in cache.values():
-            rows[..., length:, :].zero_()
-        return cache if pooled is None else cache | {"pooled": pooled}
+    def prefix_length(self) -> int:
+        """Tokens of the longest prefix, which the prefix cache has room for."""
+        return self.cfg.num_cameras * self.arch.image_tokens + self.arch.max_token_len
 
-    def _from_cache(self, cache: dict[str, Tensor], token_valid: Tensor) -> tuple[Prefix, Tensor | None]:
-        images = self._prefix_length() - self.arch.max_token_len
-        tokens, valid = _trimmed(token_valid, token_valid)
-        end = images + tokens.shape[1]
-        kv = [
-            KeyValue(k, v)
-            for k, v in zip(cache["k"][..., :end, :].unbind(1), cache["v"][..., :end, :].unbind(1), strict=True)
-        ]
-        if valid is not None or self.cfg.openpi.upstream_values:
-            cameras = self.processor.image_valid(len(token_valid))
-            if cameras is None:
-                cameras = token_valid.new_ones(len(token_valid), images // self.arch.image_tokens)
-            valid = torch.cat((cameras.repeat_interleave(self.arch.image_tokens, 1), tokens), 1)
-        return self.net.attach(kv, valid), cache.get("pooled")
+    def cached_prefix(self, cache: dict[str, Tensor], token_valid: Tensor) -> tuple[Prefix, Tensor | None]:
+        """Prefix and pooled view from rows of `PolicyOutput.cache`; bool [B, L] marks valid prompt slots."""
+        return prefix_cache.restore(self.net, cache, token_valid)
 
-    def _prefix_length(self) -> int:
-        cameras = ALL_CAMERAS if self.cfg.openpi.upstream_values else self.cfg.num_cameras
-        return cameras * self.arch.image_tokens + self.arch.max_token_len
-
-    # ------------------------------------------------------------------ read-out
+    # ------------------------------------------------------------------ actions and values
     def executed(self, x: Tensor) -> Tensor:
-        """[B, H, D] -> the part the simulator sees, [B, C, A]."""
+        """[B, H, D] -> the actions and columns that are executed, [B, C, A]."""
         return x[:, : self.cfg.num_action_chunks, : self.cfg.action_dim]
 
+    def rollout_features(self, features: Tensor, index: Tensor | None) -> Tensor:
+        """The expert features that a rollout's critic reads, of those of every step [B, N, H, W].
+
+        Where one step, `index` [B], is scored, it is that step's alone: `evaluate` will compute the same value.
+        """
+        if index is None:
+            return features
+        return features[torch.arange(len(index), device=index.device), index][:, None]
+
     def critic(self, features: Tensor | None, pooled: Tensor | None, critic_state: Tensor | None) -> Tensor | None:
-        """f32 [B, 1], averaged over the steps of features [B, 1 or N, H, W]."""
+        """f32 [B, 1] of whichever input the configured critic reads; None without one.
+
+        Expert features [B, 1 or N, H, W] give a value per denoising step, which are averaged.
+        """
         if self.value_head is None:
             return None
         if self.cfg.value_input == "state":
@@ -387,14 +362,14 @@ class Policy(PretrainedPolicy):
             view = pooled[:, None]
         else:
             assert features is not None
-            view = (
-                features[:, :, : self.cfg.num_action_chunks] if self.cfg.openpi.chunk_critic_input else features
-            ).mean(2)
+            executed = self.cfg.num_action_chunks if self.cfg.openpi.chunk_critic_input else None
+            view = features[:, :, :executed].mean(2)
         if self.cfg.openpi.detach_critic_input:
             view = view.detach()
         return self.value_head(view).mean(1)
 
     def _critic_state(self, obs: Observation) -> Tensor:
+        """The simulator's privileged state, f32 [B, K]."""
         wanted = self.cfg.openpi.critic_state_dim
         if obs.critic_state is None or obs.critic_state.shape[1] != wanted:
             have = "none" if obs.critic_state is None else str(obs.critic_state.shape[1])
@@ -402,26 +377,3 @@ class Policy(PretrainedPolicy):
                 f"actor.model.openpi.critic_state_dim={wanted}, but the simulator's critic state has {have}"
             )
         return obs.critic_state.to(self.processor.device, torch.float32)
-
-    @staticmethod
-    def _required(values: Tensor | None) -> Tensor:
-        return cast(Tensor, values)
-
-
-def _trimmed(tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
-    """[B, L] without the slots no row uses; the validity is None when every row uses all of the rest."""
-    shortest, longest = torch.stack(valid.sum(1).aminmax()).tolist()
-    return tokens[:, :longest], None if shortest == longest else valid[:, :longest]
-
-
-def _value_head(cfg: Config, arch: Architecture) -> ValueHead | StateValueHead | None:
-    if cfg.value_input is None:
-        return None
-    if cfg.value_input == "state":
-        if cfg.openpi.critic_state_dim < 1:
-            raise UserError(
-                "actor.model.openpi.value_input=state needs openpi.critic_state_dim, the simulator's state size"
-            )
-        return StateValueHead(cfg.openpi.critic_state_dim, cfg.value_hidden())
-    width = arch.expert_width if cfg.value_input == "expert" else arch.vlm_width
-    return ValueHead(width, cfg.value_hidden())

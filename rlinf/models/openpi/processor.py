@@ -1,11 +1,14 @@
 """Observation in, model inputs out; model actions in, simulator actions out.
 
-Letters: B rows, n cameras, L prompt slots, S state columns, C actions executed, H denoised, A columns, D padded.
+Letters: B rows, n cameras, S state columns, C actions executed, H denoised, A columns, D padded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,14 +17,15 @@ from torch.nn import functional as F
 from rlinf.data.types import Observation
 from rlinf.errors import UserError
 from rlinf.models.images import resize_with_pad
+from rlinf.models.inputs import Prompts, camera_images, state_columns
 from rlinf.models.openpi import transforms
 from rlinf.models.openpi.architecture import Architecture
-from rlinf.models.openpi.config import ALL_CAMERAS, Config
-from rlinf.models.openpi.normalize import Statistics
-from rlinf.models.openpi.tokenizer import PromptTokenizer
+from rlinf.models.openpi.config import STATE_KEY, Config
+from rlinf.models.openpi.prompts import PromptTokenizer
+from rlinf.models.openpi.statistics import Statistics, load_statistics, save_statistics
 
 Tensor = torch.Tensor
-STATE_STD_FLOOR = 0.01  # columns that hardly move must not be blown up
+STATE_STD_FLOOR = 0.01  # smallest deviation when statistics are fitted: columns that hardly move stay small
 
 
 @dataclass(frozen=True)
@@ -29,16 +33,16 @@ class Inputs:
     """One batch as the network reads it."""
 
     images: Tensor  # u8 [B, n, size, size, 3]
-    tokens: Tensor  # i32 [B, L]
-    token_valid: Tensor  # bool [B, L]
+    prompts: Prompts
     state: Tensor | None  # f32 [B, D] normalised and padded; π0 only
     raw_state: Tensor | None  # f32 [B, S] un-normalised, in π's convention
-    shortest: int  # fewest valid prompt slots of a row, known without asking the device
-    longest: int
 
 
 class Processor(nn.Module):
-    """Statistics, tokenizer and the robot's convention; everything runs on the statistics' device."""
+    """Between a simulator and the network: statistics, tokenizer and the robot's convention.
+
+    Everything runs on the device of the statistics.
+    """
 
     def __init__(self, cfg: Config, arch: Architecture, tokenizer: PromptTokenizer) -> None:
         super().__init__()
@@ -49,6 +53,7 @@ class Processor(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where inputs and actions are computed."""
         return self.action_stats.mean.device
 
     def encode(self, obs: Observation) -> Inputs:
@@ -57,42 +62,14 @@ class Processor(nn.Module):
         normal = None
         if state is not None:
             normal = self.state_stats.normalize(state, quantile=self.row.quantile_norm)
-        tokens, valid = self.tokenizer(obs.task_descriptions, normal if self.row.discrete_state else None)
+        prompts = self.tokenizer(obs.task_descriptions, normal if self.row.discrete_state else None)
         padded = None if normal is None or self.row.pi05 else F.pad(normal, (0, self.arch.action_dim - normal.shape[1]))
-        shortest, longest = torch.stack(valid.sum(1).aminmax()).tolist()
-        return Inputs(
-            images=self.encode_images(obs),
-            tokens=tokens.to(self.device),
-            token_valid=valid.to(self.device),
-            state=padded,
-            raw_state=state,
-            shortest=shortest,
-            longest=longest,
-        )
+        return Inputs(self.encode_images(obs), prompts.to(self.device), padded, state)
 
     def encode_images(self, obs: Observation) -> Tensor:
         """Every camera at the model's resolution, u8 [B, n, size, size, 3]."""
-        size, n = self.arch.image_size, self.cfg.num_cameras
-        cameras = [resize_with_pad(obs.images.to(self.device), size)]
-        available = 0 if obs.wrist_images is None else obs.wrist_images.shape[1]
-        if n - 1 > available:
-            raise UserError(
-                f"actor.model.openpi.num_images_in_input={n} needs {n - 1} wrist cameras; the simulator has {available}"
-            )
-        if n > 1:
-            assert obs.wrist_images is not None
-            wrist = obs.wrist_images[:, : n - 1].to(self.device)
-            resized = resize_with_pad(wrist.flatten(0, 1), size)
-            cameras += resized.view(len(wrist), n - 1, *resized.shape[1:]).unbind(1)
-        if self.cfg.openpi.upstream_values:  # its pooled value also read the absent cameras, as black images
-            cameras += [torch.zeros_like(cameras[0])] * (ALL_CAMERAS - n)
-        return torch.stack(cameras, 1)
-
-    def image_valid(self, rows: int) -> Tensor | None:
-        """Which cameras exist, bool [B, n]; None when all stored ones do."""
-        if not self.cfg.openpi.upstream_values or self.cfg.num_cameras == ALL_CAMERAS:
-            return None
-        return (torch.arange(ALL_CAMERAS, device=self.device) < self.cfg.num_cameras).expand(rows, -1)
+        count, to_size = self.cfg.num_cameras, partial(resize_with_pad, size=self.arch.image_size)
+        return camera_images(obs, count, to_size, self.device, key=self.cfg.images_key)
 
     def encode_actions(self, actions: Tensor, state: Tensor | None) -> Tensor:
         """Simulator actions f32 [B, 1..H, A] -> normalised f32 [B, H, D]; a short chunk repeats its last action."""
@@ -123,35 +100,33 @@ class Processor(nn.Module):
         relative = self._to_model(actions[:, None], states)[:, 0]
         self.action_stats = Statistics.fit(relative, floor=self.row.action_std_floor).to(self.device)
 
-    def check_statistics(self, stats: dict[str, Statistics]) -> None:
-        """Statistics read from a checkpoint must have the columns this configuration reads."""
-        wanted = {"state": self.cfg.state_dim, "actions": self.cfg.action_dim}
-        for key, columns in wanted.items():
-            have = stats[key].mean.shape[0]
-            if have < columns:
-                raise UserError(
-                    f"norm_stats.json has {have} {key} columns, {self.cfg.openpi.config_name} needs {columns}"
-                )
+    def prepare(self, folder: Path) -> Callable[[], None]:
+        """Check the statistics of a checkpoint; the function returned takes over the columns that are read."""
+        stats = load_statistics(folder, self.row.asset_id, quantile=self.row.quantile_norm)
+        for key, columns in (("state", self.cfg.state_dim), ("actions", self.cfg.action_dim)):
+            if (have := stats[key].mean.shape[0]) < columns:
+                name = self.cfg.openpi.config_name
+                raise UserError(f"norm_stats.json has {have} {key} columns, {name} needs {columns}")
 
-    def set_statistics(self, stats: dict[str, Statistics]) -> None:
-        """Normalise by statistics that `check_statistics` passed; columns nobody reads are dropped."""
-        self.state_stats = stats["state"].first(self.cfg.state_dim).to(self.device)
-        self.action_stats = stats["actions"].first(self.cfg.action_dim).to(self.device)
+        def take() -> None:
+            self.state_stats = stats["state"].first(self.cfg.state_dim).to(self.device)
+            self.action_stats = stats["actions"].first(self.cfg.action_dim).to(self.device)
+
+        return take
+
+    def save(self, folder: Path) -> None:
+        """Write the statistics, as `prepare` reads them."""
+        save_statistics(folder, self.row.asset_id, {"state": self.state_stats, "actions": self.action_stats})
 
     def _state(self, obs: Observation) -> Tensor | None:
         """The columns the model reads, in π's convention."""
         if not self.cfg.state_dim:
             return None
-        if obs.states is None or obs.states.shape[1] < self.cfg.state_dim:
-            have = "none" if obs.states is None else str(obs.states.shape[1])
-            raise UserError(
-                f"openpi.config_name={self.cfg.openpi.config_name} reads {self.cfg.state_dim} state columns, "
-                f"the simulator gives {have}; set actor.model.openpi.state_dim"
-            )
-        state = obs.states[:, : self.cfg.state_dim].to(self.device, torch.float32)
+        state = state_columns(obs, self.cfg.state_dim, self.device, key=STATE_KEY)
         return transforms.aloha_state(state) if self.row.adapt_to_pi else state
 
     def _to_model(self, actions: Tensor, state: Tensor | None) -> Tensor:
+        """Simulator actions [B, H, A] in π's convention, un-normalised."""
         if self.row.adapt_to_pi:
             actions = transforms.aloha_actions_inverse(actions)
         if self.row.delta_mask:

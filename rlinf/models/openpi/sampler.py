@@ -30,21 +30,12 @@ class Transition:
 
 @dataclass(frozen=True)
 class Chain:
-    """A sampled path from noise to actions."""
+    """A path from noise to actions, and what the network gave at each of its steps."""
 
     x: Tensor  # [B, N + 1, H, D], noise first
-    logprobs: Tensor  # [B, H, D]; zeros for the ODE
-    features: Tensor  # expert output at every step [B, N, H, W]
-
-
-@dataclass(frozen=True)
-class _Path:
-    """Everything met while denoising."""
-
-    x: Tensor  # [B, N + 1, H, D]
     velocity: Tensor  # [B, N, H, D]
     std: Tensor | None  # [B, N, H, D], where it is learned
-    features: Tensor  # [B, N, H, W]
+    features: Tensor  # expert output [B, N, H, W]
 
 
 @dataclass(frozen=True)
@@ -58,19 +49,19 @@ class Score:
 
 @dataclass(frozen=True)
 class Sampler:
-    """One noise method at one noise level."""
+    """Samples and scores denoising paths by one noise method at one noise level."""
 
     net: PiNet
     method: NoiseMethod
-    num_steps: int
+    num_steps: int  # N
     noise_level: float = 0.5
-    joint: bool = False
-    squared_error: bool = False
-    noise_head: NoiseHead | None = None
+    joint: bool = False  # every step is stochastic and scored, not one of them
+    squared_error: bool = False  # score by -(x - mean)² instead of the log-density
+    noise_head: NoiseHead | None = None  # the standard deviation of flow_noise
     table: flow.Weights | None = None  # where given, instead of the one of method, num_steps and noise_level
 
     def num_choices(self, *, ignore_last: bool) -> int:
-        """Steps a single stochastic step may be drawn from; the last one of flow_cps has no noise."""
+        """How many steps, from the first on, the stochastic one is drawn from; the last of flow_cps has no noise."""
         return self.num_steps - (ignore_last or self.method == "flow_cps")
 
     def times(self, device: torch.device) -> Times:
@@ -85,21 +76,14 @@ class Sampler:
         features = self.net.suffix(prefix, state, x, times.at(index))
         velocity = self.net.velocity(features)
         mean = flow.step_mean(weights, x, velocity)
-        if self.noise_head is None:
-            std = weights.std.expand_as(mean)
-        else:
-            std = self.noise_head(features)
+        std = weights.std.expand_as(mean) if self.noise_head is None else self.noise_head(features)
         return Transition(mean, std, velocity, features)
 
     @torch.no_grad()
     def ode(self, prefix: Prefix, state: Tensor | None, noise: Tensor) -> Chain:
         """The deterministic path from `noise` [B, H, D]."""
         weights = flow.step_weights("flow_ode", self.num_steps, 0.0, noise.device)
-        path = self._walk(
-            prefix, state, noise, weights.where(torch.ones_like(noise[:, :1, 0], dtype=torch.bool), weights)
-        )
-        logprobs = self._noise_logprob(noise) / (self.num_steps + 1) if self.joint else torch.zeros_like(noise)
-        return Chain(path.x, logprobs, path.features)
+        return self._walk(prefix, state, noise, flow.Weights(*(c.expand(len(noise), -1) for c in weights)))
 
     @torch.no_grad()
     def sample(
@@ -116,12 +100,16 @@ class Sampler:
         else:
             assert index is not None
             chosen = index[:, None] == torch.arange(n, device=device)
-        path = self._walk(prefix, state, noise, mine.where(chosen, ode), chosen, draw)
-        if self.joint:
-            steps = [self._logprob_of(path, slice(i, i + 1)) for i in range(n)]
-            # The published joint log-prob is the mean over the initial noise and all steps, not their sum.
-            return Chain(path.x, torch.stack([self._noise_logprob(noise), *steps]).mean(0), path.features)
-        return Chain(path.x, self._logprob_of(path, index), path.features)
+        return self._walk(prefix, state, noise, mine.where(chosen, ode), chosen, draw)
+
+    def logprobs(self, chain: Chain, index: Tensor | None) -> Tensor:
+        """Log-prob [B, H, D] of a sampled path: of its stochastic step `index` i64 [B], or jointly of all steps."""
+        if not self.joint:
+            assert index is not None
+            return self._step_logprob(chain, index)
+        steps = [self._step_logprob(chain, slice(i, i + 1)) for i in range(self.num_steps)]
+        # The published joint log-prob is the mean over the initial noise and all steps, not their sum.
+        return torch.stack([self._noise_logprob(chain.x[:, 0]), *steps]).mean(0)
 
     def score(self, prefix: Prefix, state: Tensor | None, x: Tensor, index: Tensor | None) -> Score:
         """Log-probs of stored points: x [B, 2, H, D] around step `index` [B], or, jointly, [B, N + 1, H, D]."""
@@ -147,7 +135,7 @@ class Sampler:
         weights: flow.Weights,
         chosen: Tensor | None = None,
         draw: Callable[[int], Tensor] | None = None,
-    ) -> _Path:
+    ) -> Chain:
         """Denoise with weights [B, N]; rows add noise at their `chosen` steps, bool [B, N]."""
         times, prefix = self.times(noise.device), prefix.with_room(len(self.net.suffix_starts()))
         xs, velocities, stds, features = [noise], [], [], []
@@ -163,26 +151,21 @@ class Sampler:
                 used = std if self.noise_head is None else std * chosen[:, i, None, None]
                 x = torch.addcmul(x, used, draw(i))
             xs.append(x)
-        return _Path(
-            x=torch.stack(xs, 1),
-            velocity=torch.stack(velocities, 1),
-            std=torch.stack(stds, 1) if stds else None,
-            features=torch.stack(features, 1),
-        )
+        learned = torch.stack(stds, 1) if stds else None
+        return Chain(torch.stack(xs, 1), torch.stack(velocities, 1), learned, torch.stack(features, 1))
 
-    def _logprob_of(self, path: _Path, index: Tensor | slice | None) -> Tensor:
+    def _step_logprob(self, chain: Chain, index: Tensor | slice) -> Tensor:
         """Log-prob [B, H, D] of one step of a sampled path: a step per row i64 [B], or a slice of one for all."""
-        assert index is not None
-        weights = self.weights(path.x.device).at(index)
+        weights = self.weights(chain.x.device).at(index)
 
         def pick(steps: Tensor, offset: int = 0) -> Tensor:
             if isinstance(index, slice):
                 return steps[:, index.start + offset]
             return steps[torch.arange(len(steps), device=steps.device), index + offset]
 
-        mean = flow.step_mean(weights, pick(path.x), pick(path.velocity))
-        std = weights.std.expand_as(mean) if path.std is None else pick(path.std)
-        return self._logprob(pick(path.x, 1), mean, std)
+        mean = flow.step_mean(weights, pick(chain.x), pick(chain.velocity))
+        std = weights.std.expand_as(mean) if chain.std is None else pick(chain.std)
+        return self._logprob(pick(chain.x, 1), mean, std)
 
     def weights(self, device: torch.device) -> flow.Weights:
         """Per-step weights of this sampler."""

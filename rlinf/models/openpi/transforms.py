@@ -1,4 +1,4 @@
-"""Between a simulator's units and the model's: prompts, ALOHA geometry, relative actions.
+"""Between a simulator's units and the model's: ALOHA geometry, actions relative to the state.
 
 Letters: B rows, S state columns, A action columns.
 """
@@ -8,18 +8,6 @@ from __future__ import annotations
 import torch
 
 Tensor = torch.Tensor
-
-
-def clean_prompt(text: str) -> str:
-    """The instruction as the tokenizer sees it; its case is kept."""
-    return text.strip().replace("_", " ").replace("\n", " ")
-
-
-def state_prompt(text: str, state: Tensor) -> str:
-    """π0.5 prompt with the normalised state f32 [S] written as bins 0-255 (-1 below the range)."""
-    edges = torch.linspace(-1.0, 1.0, 257, dtype=torch.float64)[:-1]
-    bins = torch.bucketize(state.double().cpu(), edges, right=True) - 1
-    return f"Task: {clean_prompt(text)}, State: {' '.join(map(str, bins.tolist()))};\nAction: "
 
 
 # ALOHA as π's pre-training data had it: signs of some joints flipped, grippers as angles instead of linear openings.

@@ -10,6 +10,7 @@ from torch import nn
 
 from rlinf.models.files.weights import Rename
 from rlinf.models.nn.gemma import AdaRMSNorm, RMSNorm
+from rlinf.models.nn.initialize import initialize_layer, truncated_normal_
 
 HEADS = ("value_head.", "noise_head.")  # parts an RL policy adds: absent from imitation checkpoints
 _EMBED = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
@@ -27,7 +28,7 @@ _EXPERT_NORM = re.compile(r"gemma_expert\.model\..*(layernorm|norm)\.weight$")
 
 
 def published_names(*, pi05: bool) -> Rename:
-    """From any published layout to `Policy`'s own parameter names (None: a tensor we do not need)."""
+    """From any published layout to `Policy`'s own parameter names (None: a tensor that is not needed)."""
 
     def rename(name: str) -> str | None:
         for pattern, replacement in _ALIASES:
@@ -46,35 +47,16 @@ def published_names(*, pi05: bool) -> Rename:
 def initialize(module: nn.Module, generator: torch.Generator) -> None:
     """Random weights that train: fan-in scaled matrices, unit-scale embeddings, open gates, outputs near zero."""
     for name, m in module.named_modules():
-        if isinstance(m, nn.Linear | nn.Conv2d):
-            fan_in = m.weight[0].numel()
-            _normal(m.weight, 1.0 / math.sqrt(fan_in), generator)
-            if m.bias is not None:
-                nn.init.zeros_(m.bias)
-        elif isinstance(m, nn.Embedding):
-            # Prompts are scaled by sqrt(width) later; faint positions would leave an image a bag of patches.
-            _normal(m.weight, 1.0 if "position" in name else 1.0 / math.sqrt(m.embedding_dim), generator)
-        elif isinstance(m, nn.LayerNorm):
-            nn.init.ones_(m.weight)
-            nn.init.zeros_(m.bias)
+        initialize_layer(m, generator)
+        if isinstance(m, nn.Embedding):
+            # Prompts are scaled by sqrt(width) later; small positions would not tell patches apart.
+            truncated_normal_(m.weight, 1.0 if "position" in name else 1.0 / math.sqrt(m.embedding_dim), generator)
         elif isinstance(m, RMSNorm):
             nn.init.zeros_(m.weight)
-    for name, m in module.named_modules():
-        if isinstance(m, AdaRMSNorm):
-            with torch.no_grad():
+    with torch.no_grad():
+        for name, m in module.named_modules():
+            if isinstance(m, AdaRMSNorm):
                 m.dense.weight.mul_(0.1)
                 m.dense.bias[-m.dense.out_features // 3 :] = 1.0
-        elif name.endswith("action_out_proj"):
-            with torch.no_grad():
+            elif name.endswith("action_out_proj"):
                 m.weight.mul_(0.1)
-
-
-def initialize_value_head(head: nn.Module, generator: torch.Generator) -> None:
-    """A critic that starts by predicting zero everywhere."""
-    initialize(head, generator)
-    last = [m for m in head.modules() if isinstance(m, nn.Linear)][-1]
-    nn.init.zeros_(last.weight)
-
-
-def _normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from rlinf.errors import UserError
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.base_config import PrismaticConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +28,10 @@ class Config(PrismaticConfig):
     def check(self) -> None:
         """One action a call, one camera, no state: what the published network reads and gives."""
         super().check()
-        if self.num_action_chunks != 1:
-            raise UserError(
-                f"actor.model.num_action_chunks={self.num_action_chunks} must be 1 for model_type openvla, which "
-                "decodes one action a call; openvla_oft decodes chunks"
-            )
-        if self.num_images_in_input != 1:
-            raise UserError(
-                f"actor.model.num_images_in_input={self.num_images_in_input} must be 1 for model_type openvla; "
-                "openvla_oft reads several cameras"
-            )
-        if self.use_proprio:
-            raise UserError(
-                "actor.model.use_proprio=True must be false for model_type openvla; openvla_oft reads states"
-            )
+        for key, value, wanted, can in (
+            ("num_action_chunks", self.num_action_chunks, 1, "decodes chunks of actions"),
+            ("num_images_in_input", self.num_images_in_input, 1, "reads several cameras"),
+            ("use_proprio", self.use_proprio, False, "reads states"),
+        ):
+            if value != wanted:
+                raise UserError(f"actor.model.{key}={value} must be {wanted} for model_type openvla; openvla_oft {can}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from rlinf.models.prismatic.actions import to_tokens
 from rlinf.models.prismatic.policy import PrismaticPolicy, Readout
 from rlinf.models.prismatic.sequence import Context
 
@@ -30,7 +29,7 @@ class Policy(PrismaticPolicy):
             uniform = None if uniforms is None else uniforms[:, i]
             chosen.append(self.choose(hidden, uniform, temperature=temperature))
             if i + 1 < num_tokens:
-                token = to_tokens(chosen[-1][0], self.arch.action_end)
+                token = chosen[-1][0] + self.arch.action_begin
                 hidden = self.net.decode(token, positions[:, i], cache, length + i)
         bins, logprobs = (torch.stack(x, 1) for x in zip(*chosen, strict=True))
         out = {"bins": bins.to(torch.uint8), "logprobs": logprobs}
@@ -42,6 +41,6 @@ class Policy(PrismaticPolicy):
         if bins is None:
             hidden = self.net.hidden(context.x, context.positions(), context.valid, causal=True)
         else:
-            tail = self.net.embed_tokens(to_tokens(bins[:, :-1], self.arch.action_end))
+            tail = self.net.embed_tokens(bins[:, :-1] + self.arch.action_begin)
             hidden = self.net.hidden(*context.with_tail(tail), causal=True)
         return Readout(slots=hidden[:, length - 1 :], value=hidden[:, length - 1])

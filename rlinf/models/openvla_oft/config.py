@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from rlinf.errors import UserError
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.architecture import Parts
+from rlinf.models.prismatic.base_config import PrismaticConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Config(PrismaticConfig):
     use_film: bool = False
     """Condition the vision towers on the instruction."""
     max_prompt_length: int = 50
+    """Prompt slots stored per sample; longer prompts are cut, with a warning. Sizes below `base` keep at least 64."""
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
@@ -48,17 +50,13 @@ class Config(PrismaticConfig):
         """`official` sequences end in </s>."""
         return self.implement_version == "official"
 
-    @property
-    def state_columns(self) -> int:
-        return self.proprio_dim if self.use_proprio else 0
-
-    @property
-    def film(self) -> bool:
-        return self.use_film
-
-    @property
-    def regression(self) -> tuple[int, int] | None:
-        return (self.num_action_chunks, self.action_dim) if self.action_head == "l1" else None
+    def parts(self) -> Parts:
+        """The optional parts of the network."""
+        return Parts(
+            proprio_dim=self.proprio_dim if self.use_proprio else 0,
+            film=self.use_film,
+            regression=(self.num_action_chunks, self.action_dim) if self.action_head == "l1" else None,
+        )
 
     @property
     def statistics_kind(self) -> Literal["q99", "bounds"]:
@@ -66,6 +64,7 @@ class Config(PrismaticConfig):
         return self.statistics or ("bounds" if self.implement_version == "official" else "q99")
 
     def without_logprob(self) -> str:
+        """The setting that leaves the policy without log-probs."""
         return f"actor.model.action_head={self.action_head}"
 
     def check(self) -> None:

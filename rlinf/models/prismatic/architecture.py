@@ -1,46 +1,30 @@
-"""Sizes of the OpenVLA network, torch-free: the published one and two of our own.
+"""Sizes of the OpenVLA network, torch-free: `base` (published), `small` and `compact`; name and size of every layer.
 
 Letters: S pixels of a side, T tokens a camera, W language width, K actions a chunk, D action columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlinf.models.prismatic.constants import ACTION_END, DINO_MEAN, DINO_STD, NUM_BINS, SIGLIP_MEAN, SIGLIP_STD
+from rlinf.models.nn.sizes import Layer, Tower
 
-Rgb = tuple[float, float, float]
+NUM_BINS = 256  # values of one action token
+_PARTS = {"vision_backbone": "vision", "projector": "projector", "language_model": "language"}
+_PARTS |= {"proprio_projector": "proprio", "action_head": "regression"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tower:
-    """One vision transformer; only its first `depth - 1` blocks are ever computed, so only they exist."""
+class Parts:
+    """The optional parts of a network, which OpenVLA-OFT has."""
 
-    width: int
-    depth: int  # blocks of the published tower
-    mlp: int
-    heads: int
-    class_token: bool
-    registers: int
-    layer_scale: bool
-    mean: Rgb  # of pixels in [0, 1]
-    std: Rgb
+    proprio_dim: int = 0  # state columns read as one token; 0: none
+    film: bool = False  # language conditions the vision towers
+    regression: tuple[int, int] | None = None  # (K, D) of an L1 head
 
-    @property
-    def blocks(self) -> int:
-        """Blocks computed: features are the output of the second-to-last one."""
-        return self.depth - 1
 
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens in front of the patches."""
-        return self.class_token + self.registers
-
-    def num_parameters(self, patch_size: int, tokens: int) -> int:
-        """Exact count of what is computed."""
-        w, m = self.width, self.mlp
-        block = 4 * (w * w + w) + (w * m + m) + (m * w + w) + 4 * w + (2 * w if self.layer_scale else 0)
-        return 3 * patch_size**2 * w + w + (tokens + self.prefix_tokens) * w + self.blocks * block
+PLAIN = Parts()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,29 +64,44 @@ class Architecture:
         """First id of the action bins."""
         return self.action_end - self.num_bins
 
-    def num_parameters(
-        self, *, proprio_dim: int = 0, film: bool = False, regression: tuple[int, int] | None = None
-    ) -> dict[str, int]:
-        """Exact parameter counts by part of `PrismaticNet` built with the same options, parts of size 0 left out."""
+    def layers(self, parts: Parts = PLAIN) -> Iterator[Layer]:
+        """Every linear layer and convolution of `PrismaticNet` with these parts, in its own order."""
         w, v = self.width, self.vision_width
-        layer = 4 * w * w + 3 * w * self.mlp + 2 * w
-        towers = (self.dino, self.siglip)
-        parts = {
-            "vision": sum(t.num_parameters(self.patch_size, self.image_tokens) for t in towers),
-            "projector": (v * 4 * v + 4 * v) + (4 * v * w + w) + (w * w + w),
+        for name, tower in (("featurizer", self.dino), ("fused_featurizer", self.siglip)):
+            yield from tower.layers(f"vision_backbone.{name}", self.patch_size, w if parts.film else 0)
+        yield Layer("projector.fc1", v, 4 * v, True)
+        yield Layer("projector.fc2", 4 * v, w, True)
+        yield Layer("projector.fc3", w, w, True)
+        for i in range(self.depth):
+            block = f"language_model.model.layers.{i}"
+            yield from (Layer(f"{block}.self_attn.{part}_proj", w, w) for part in "qkvo")
+            yield from (Layer(f"{block}.mlp.{part}_proj", w, self.mlp) for part in ("gate", "up"))
+            yield Layer(f"{block}.mlp.down_proj", self.mlp, w)
+        yield Layer("language_model.lm_head", w, self.vocab_size)
+        if parts.proprio_dim:
+            yield Layer("proprio_projector.fc1", parts.proprio_dim, w, True)
+            yield Layer("proprio_projector.fc2", w, w, True)
+        if parts.regression is not None:
+            columns, head = parts.regression[1], "action_head.model"
+            yield Layer(f"{head}.fc1", columns * w, w, True)
+            yield from (Layer(f"{head}.mlp_resnet_blocks.{i}.ffn.1", w, w, True) for i in range(2))
+            yield Layer(f"{head}.fc2", w, columns, True)
+
+    def num_parameters(self, parts: Parts = PLAIN) -> dict[str, int]:
+        """Exact parameter counts of `PrismaticNet` with these parts, by part; those it does not have are left out."""
+        w, towers = self.width, (self.dino, self.siglip)
+        counts = {
+            "vision": sum(tower.num_other_parameters(self.image_tokens) for tower in towers),
+            "projector": 0,
             "embedding": self.vocab_size * w,
-            "language": self.depth * layer + w,
-            "lm_head": self.vocab_size * w,
+            "language": (2 * self.depth + 1) * w,  # norms
         }
-        if film:
-            parts["film"] = sum(t.blocks * 2 * (w * t.width + t.width) for t in towers)
-        if proprio_dim:
-            parts["proprio"] = (proprio_dim * w + w) + (w * w + w)
-        if regression is not None:
-            d = regression[1]
-            residual = 2 * (2 * w + w * w + w)
-            parts["regression"] = 2 * d * w + (d * w * w + w) + residual + 2 * w + (w * d + d)
-        return parts
+        if parts.regression is not None:
+            counts["regression"] = (2 * parts.regression[1] + 6) * w  # norms
+        for layer in self.layers(parts):
+            part = "film" if layer.name.endswith((".scale", ".shift")) else _PARTS[layer.name.partition(".")[0]]
+            counts[part] = counts.get(part, 0) + layer.num_parameters
+        return counts
 
 
 BASE = Architecture(
@@ -116,8 +115,9 @@ BASE = Architecture(
         class_token=True,
         registers=4,
         layer_scale=True,
-        mean=DINO_MEAN,
-        std=DINO_STD,
+        # Channel means and deviations of both towers are ImageNet's, rounded to bf16 by the published preprocessor.
+        mean=(0.484375, 0.455078125, 0.40625),
+        std=(0.228515625, 0.2236328125, 0.224609375),
     ),
     siglip=Tower(
         width=1152,
@@ -127,11 +127,11 @@ BASE = Architecture(
         class_token=False,
         registers=0,
         layer_scale=False,
-        mean=SIGLIP_MEAN,
-        std=SIGLIP_STD,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.5, 0.5, 0.5),
     ),
     vocab_size=32064,
-    action_end=ACTION_END,
+    action_end=32000,  # Llama-2's vocabulary ends here, the rows behind it are padding
     width=4096,
     mlp=11008,
     depth=32,

@@ -6,16 +6,17 @@ width, K actions a chunk, D action columns.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from rlinf.models.files.lora import linear_rows
+from rlinf.models.nn.adapted_layers import linear_rows
 from rlinf.models.nn.llama import KeyValueCache, Llama
+from rlinf.models.nn.mlp import named_sequential
+from rlinf.models.nn.sizes import Rgb, Tower
 from rlinf.models.nn.timm_vit import TimmVit, patches_of
-from rlinf.models.prismatic.architecture import Architecture, Rgb, Tower
+from rlinf.models.prismatic.architecture import PLAIN, Architecture, Parts
 
 Tensor = torch.Tensor
 
@@ -32,23 +33,10 @@ class VisionBackbone(nn.Module):
 
     def __init__(self, arch: Architecture, film: bool) -> None:
         super().__init__()
-        self.arch, self.film = arch, film
-        self.featurizer = self._tower(arch.dino)
-        self.fused_featurizer = self._tower(arch.siglip)
-
-    def _tower(self, tower: Tower) -> TimmVit:
-        return TimmVit(
-            num_patches=self.arch.image_tokens,
-            patch_size=self.arch.patch_size,
-            width=tower.width,
-            blocks=tower.blocks,
-            hidden=tower.mlp,
-            heads=tower.heads,
-            class_token=tower.class_token,
-            registers=tower.registers,
-            layer_scale=tower.layer_scale,
-            film_width=self.arch.width if self.film else 0,
-        )
+        self.arch = arch
+        film_width = arch.width if film else 0
+        tower = partial(TimmVit, num_patches=arch.image_tokens, patch_size=arch.patch_size, film_width=film_width)
+        self.featurizer, self.fused_featurizer = tower(arch.dino), tower(arch.siglip)
 
     def forward(self, images: Tensor, language: Tensor | None) -> Tensor:
         """u8 [M, S, S, 3] or normalised f32 [M, 6, S, S], language [M, W] with FiLM -> [M, T, vision width]."""
@@ -65,31 +53,6 @@ class VisionBackbone(nn.Module):
         return torch.addcmul(shift, patches.float(), scale)
 
 
-class Projector(nn.Module):
-    """Vision features to language embeddings."""
-
-    def __init__(self, vision_width: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(vision_width, 4 * vision_width)
-        self.fc2 = nn.Linear(4 * vision_width, width)
-        self.fc3 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)))))
-
-
-class ProprioProjector(nn.Module):
-    """The robot state as one token."""
-
-    def __init__(self, proprio_dim: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(proprio_dim, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
 class ResidualBlock(nn.Module):
     """x + ReLU(Linear(LayerNorm(x)))."""
 
@@ -101,34 +64,33 @@ class ResidualBlock(nn.Module):
         return x + self.ffn(x)
 
 
-class RegressionMlp(nn.Module):
-    """The hidden states of one action's columns, side by side, to its values."""
-
-    def __init__(self, columns: int, width: int) -> None:
-        super().__init__()
-        self.layer_norm1 = nn.LayerNorm(columns * width)
-        self.fc1 = nn.Linear(columns * width, width)
-        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(width) for _ in range(2))
-        self.layer_norm2 = nn.LayerNorm(width)
-        self.fc2 = nn.Linear(width, columns)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, K, D * W] -> [B, K, D]."""
-        x = F.relu(self.fc1(self.layer_norm1(x)))
-        for block in self.mlp_resnet_blocks:
-            x = block(x)
-        return self.fc2(self.layer_norm2(x))
+def projector(vision_width: int, width: int) -> nn.Sequential:
+    """Vision features to language embeddings."""
+    return named_sequential(
+        fc1=nn.Linear(vision_width, 4 * vision_width),
+        gelu1=nn.GELU(),
+        fc2=nn.Linear(4 * vision_width, width),
+        gelu2=nn.GELU(),
+        fc3=nn.Linear(width, width),
+    )
 
 
-class RegressionHead(nn.Module):
-    """OFT's continuous action head; the extra level is the published name."""
+def proprio_projector(proprio_dim: int, width: int) -> nn.Sequential:
+    """The robot state as one token."""
+    return named_sequential(fc1=nn.Linear(proprio_dim, width), gelu=nn.GELU(), fc2=nn.Linear(width, width))
 
-    def __init__(self, columns: int, width: int) -> None:
-        super().__init__()
-        self.model = RegressionMlp(columns, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x)
+def regression_head(columns: int, width: int) -> nn.Sequential:
+    """OFT's continuous actions: hidden states of an action's columns, side by side, to its values [B, K, columns]."""
+    mlp = named_sequential(
+        layer_norm1=nn.LayerNorm(columns * width),
+        fc1=nn.Linear(columns * width, width),
+        relu=nn.ReLU(),
+        mlp_resnet_blocks=nn.Sequential(ResidualBlock(width), ResidualBlock(width)),
+        layer_norm2=nn.LayerNorm(width),
+        fc2=nn.Linear(width, columns),
+    )
+    return named_sequential(model=mlp)
 
 
 class LanguageModel(nn.Module):
@@ -148,27 +110,18 @@ class LanguageModel(nn.Module):
 
 
 class PrismaticNet(nn.Module):
-    """Weights and passes; how a sequence is laid out is the caller's business."""
+    """The network's weights and passes; callers lay out the sequence (`sequence`, and the policies)."""
 
-    def __init__(
-        self,
-        arch: Architecture,
-        *,
-        proprio_dim: int = 0,
-        film: bool = False,
-        regression: tuple[int, int] | None = None,
-    ) -> None:
-        """`regression` = (K, D) adds the L1 head, `proprio_dim` the state token, `film` language inside the towers."""
+    def __init__(self, arch: Architecture, parts: Parts = PLAIN) -> None:
         super().__init__()
-        self.arch = arch
-        self.proprio_dim, self.film, self.regression = proprio_dim, film, regression
-        self.vision_backbone = VisionBackbone(arch, film)
-        self.projector = Projector(arch.vision_width, arch.width)
+        self.arch, self.parts = arch, parts
+        self.vision_backbone = VisionBackbone(arch, parts.film)
+        self.projector = projector(arch.vision_width, arch.width)
         self.language_model = LanguageModel(arch)
-        if proprio_dim:
-            self.proprio_projector = ProprioProjector(proprio_dim, arch.width)
-        if regression is not None:
-            self.action_head = RegressionHead(regression[1], arch.width)
+        if parts.proprio_dim:
+            self.proprio_projector = proprio_projector(parts.proprio_dim, arch.width)
+        if parts.regression is not None:
+            self.action_head = regression_head(parts.regression[1], arch.width)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -204,7 +157,7 @@ class PrismaticNet(nn.Module):
     ) -> Tensor:
         """Embeddings [B, L, W] at i64 [B, L] -> [B, L, W] after the final norm; a cache is filled from slot 0 on.
 
-        Nobody attends to a token where bool `valid` [B, L] is False; None when every token counts.
+        Tokens where bool `valid` [B, L] is False are attended to by none; None when every token counts.
         """
         return self.language_model.model(x, positions, valid, causal=causal, cache=cache)
 
@@ -219,6 +172,6 @@ class PrismaticNet(nn.Module):
 
     def regress(self, hidden: Tensor) -> Tensor:
         """Hidden states of the action slots [B, K * D, W] -> f32 [B, K, D], normalised, not squashed."""
-        assert self.regression is not None
-        k, _ = self.regression
+        assert self.parts.regression is not None
+        k, _ = self.parts.regression
         return self.action_head(hidden.reshape(hidden.shape[0], k, -1)).float()

@@ -5,37 +5,38 @@ Letters: B rows, n cameras, L prompt slots, C actions a chunk, A columns, M = C 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
-from rlinf.models.files.policy_folder import check_settings, saved_settings
+from rlinf.models.files import tokenizers
+from rlinf.models.files.policy_folder import CONFIG, check_settings, saved_settings, write_json
 from rlinf.models.files.pretrained import PretrainedPolicy
-from rlinf.models.files.weights import Rename, Transfer, plain_targets, prepare
+from rlinf.models.files.weights import Rename, SideFiles
+from rlinf.models.inputs import Prompts
 from rlinf.models.nn.graphs import Recorder
+from rlinf.models.nn.initialize import initialize_value_head
 from rlinf.models.nn.packed import pack
 from rlinf.models.nn.recompute import set_checkpointing
-from rlinf.models.policy import SeenLoss
-from rlinf.models.prismatic import actions as bins_of
-from rlinf.models.prismatic import folder as files
-from rlinf.models.prismatic import sampling
+from rlinf.models.nn.value_head import ValueHead
+from rlinf.models.policy import ImageTokenLoss
+from rlinf.models.prismatic import action_bins
 from rlinf.models.prismatic.architecture import Architecture
-from rlinf.models.prismatic.heads import ValueHead
+from rlinf.models.prismatic.base_config import PrismaticConfig
+from rlinf.models.prismatic.folder import PREPROCESSOR, config_json, preprocessor_json, read_architecture
 from rlinf.models.prismatic.model import PrismaticNet
-from rlinf.models.prismatic.options import PrismaticConfig
-from rlinf.models.prismatic.processor import Processor
-from rlinf.models.prismatic.prompts import FILE as TOKENIZER
-from rlinf.models.prismatic.prompts import find_tokenizer, load_tokenizer
-from rlinf.models.prismatic.sequence import Context, make_context, trim
+from rlinf.models.prismatic.processor import Inputs, Processor
+from rlinf.models.prismatic.prompts import load_tokenizer
+from rlinf.models.prismatic.sequence import Context, make_context
 from rlinf.models.prismatic.weights import SIDE, initialize, published_names, side_files
 
 Tensor = torch.Tensor
@@ -62,19 +63,17 @@ class PrismaticPolicy(PretrainedPolicy):
         device: torch.device | str = "cpu",
         *,
         arch: Architecture | None = None,
-        tokenizer_file: Path | None = None,
+        tokenizer_file: Path = tokenizers.BUNDLED,
     ) -> None:
         """Network weights are left uninitialised: use `build`, or load them. `arch` overrides the sizes of `cfg`."""
-        super().__init__()
-        self.cfg, self.spec = cfg, cfg.spec()
+        super().__init__(cfg, tokenizer_file)
         self.arch = arch = arch or cfg.architecture()
-        tokenizer_file = tokenizer_file or find_tokenizer(None, size=cfg.size)
-        self.tokenizer_model = tokenizer_file.read_bytes()  # kept: the folder may be gone when we save
         with torch.device("meta"):
-            self.net = PrismaticNet(arch, **cfg.parts())
+            self.net = PrismaticNet(arch, cfg.parts())
             self.value_head = None
             if cfg.has_critic:
-                self.value_head = ValueHead(arch.width, cfg.value_hidden(), cfg.values_per_chunk)
+                hidden, outputs = cfg.value_hidden(), cfg.values_per_chunk
+                self.value_head = ValueHead(arch.width, hidden, outputs, activation=nn.GELU, bias=False)
         if cfg.stored_precision == "bf16":
             self.net.to(torch.bfloat16)
         self.to_empty(device=device)
@@ -88,23 +87,24 @@ class PrismaticPolicy(PretrainedPolicy):
     def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
         """The network of `cfg`, with the folder's tokenizer, norm epsilon and pixel statistics."""
         assert isinstance(cfg, PrismaticConfig)
-        arch = cfg.architecture() if folder is None else files.read_architecture(folder, cfg.architecture())
-        return cls(cfg, device, arch=arch, tokenizer_file=find_tokenizer(folder, size=cfg.size))
+        arch = cfg.architecture() if folder is None else read_architecture(folder, cfg.architecture())
+        tokenizer_file = tokenizers.find_tokenizer(folder, size=cfg.size, model="Llama-2")
+        return cls(cfg, device, arch=arch, tokenizer_file=tokenizer_file)
 
     def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
         """Random weights of the critic and, where asked, of the network."""
         if net:
             initialize(self.net, generator)
         if self.value_head is not None:
-            self.value_head.initialize(generator)
+            initialize_value_head(self.value_head, generator)
 
     # ------------------------------------------------------------------ acting
     @torch.no_grad()
     def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
         """Actions for one chunk; in train mode with everything `evaluate` needs to score them again."""
         cfg, inputs, train = self.cfg, self.processor.encode(obs), mode == "train"
-        step = PROMPT_STEP if inputs.ids.is_cuda else 1
-        ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest, step=step)
+        stored = {"images": inputs.images, "ids": inputs.prompts.ids, "valid": inputs.prompts.valid}
+        ids, valid = inputs.prompts.trimmed(step=PROMPT_STEP if inputs.images.is_cuda else 1)
         temperature = cfg.temperature_train if train else max(cfg.temperature_eval, 0.0)
         uniforms = noise.uniform((cfg.num_tokens,)) if temperature > 0 else None
         given = {"images": inputs.images, "ids": ids, "valid": valid, "state": inputs.state, "uniforms": uniforms}
@@ -115,7 +115,7 @@ class PrismaticPolicy(PretrainedPolicy):
             actions = self.processor.decode_bins(out["bins"])
         if not train or not self.spec.has_logprob:
             return PolicyOutput(actions, torch.zeros_like(actions), None, {})
-        replay = {"images": inputs.images, "ids": inputs.ids, "valid": inputs.valid, "bins": out["bins"]}
+        replay = stored | {"bins": out["bins"]}
         if inputs.state is not None:
             replay["state"] = inputs.state
         return PolicyOutput(actions, self._by_action(out["logprobs"]), out.get("values"), replay)
@@ -131,9 +131,9 @@ class PrismaticPolicy(PretrainedPolicy):
     def choose(self, hidden: Tensor, uniforms: Tensor | None, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Bins i64 [...] and their log-probs f32 [...] for hidden states [..., W]."""
         logits = self.net.action_logits(hidden)
-        log_prob = sampling.log_probs(logits, temperature=temperature or 1.0, top_k=self.cfg.top_k)
-        bins = log_prob.argmax(-1) if uniforms is None else sampling.draw(log_prob, uniforms)
-        return bins, sampling.chosen(log_prob, bins)
+        log_prob = action_bins.log_probs(logits, temperature=temperature or 1.0, top_k=self.cfg.top_k)
+        bins = log_prob.argmax(-1) if uniforms is None else action_bins.draw(log_prob, uniforms)
+        return bins, action_bins.chosen(log_prob, bins)
 
     # ------------------------------------------------------------------ scoring
     def read(self, context: Context, bins: Tensor | None) -> Readout:
@@ -150,39 +150,32 @@ class PrismaticPolicy(PretrainedPolicy):
         return self.processor.tokenizer.eos if self.cfg.has_stop_token else None
 
     def evaluate(
-        self,
-        replay: dict[str, Tensor],
-        *,
-        values: bool,
-        entropy: bool,
-        cache: dict[str, Tensor] | None = None,
+        self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
         """Log-probs, values and entropy of stored bins under the current weights."""
         bins = replay["bins"].long()
-        shortest, longest = torch.stack(replay["valid"].sum(1).aminmax()).tolist()
-        ids, valid = trim(replay["ids"], replay["valid"], shortest=shortest, longest=longest)
-        read = self.read(self.context(replay["images"], ids, valid, replay.get("state")), bins)
+        prompts = Prompts.stored(replay["ids"], replay["valid"], pads_last=False)
+        read = self._read(Inputs(replay["images"], prompts, replay.get("state")), bins)
         log_prob = self.score(read.slots, bins)
         return PolicyEval(
-            logprobs=self._by_action(sampling.chosen(log_prob, bins)),
+            logprobs=self._by_action(action_bins.chosen(log_prob, bins)),
             values=self.critic(read.value) if values else None,
-            entropy=self._by_action(sampling.entropy(log_prob)) if entropy else None,
+            entropy=self._by_action(action_bins.entropy(log_prob)) if entropy else None,
         )
+
+    def _read(self, inputs: Inputs, bins: Tensor | None) -> Readout:
+        ids, valid = inputs.prompts.trimmed()
+        return self.read(self.context(inputs.images, ids, valid, inputs.state), bins)
 
     def score(self, slots: Tensor, bins: Tensor) -> Tensor:
         """Log-probs f32 [B, M, 256] of every bin under the training sampler; `bins` i64 [B, M] were drawn."""
-        cfg, logits = self.cfg, self.net.action_logits(slots)
-        if cfg.upstream_sampling and cfg.top_k > 0:
-            vocabulary = self.net.language_model.lm_head(slots).float()
-            return sampling.published_log_probs(logits, vocabulary, temperature=cfg.temperature_train, top_k=cfg.top_k)
-        return sampling.log_probs(logits, temperature=cfg.temperature_train, top_k=cfg.top_k, keep=bins)
+        logits, cfg = self.net.action_logits(slots), self.cfg
+        return action_bins.log_probs(logits, temperature=cfg.temperature_train, top_k=cfg.top_k, keep=bins)
 
     @torch.no_grad()
     def value(self, obs: Observation, *, noise: Noise) -> Tensor:
         """Critic value f32 [B, V]; the same with and without actions."""
-        inputs = self.processor.encode(obs)
-        ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest)
-        values = self.critic(self.read(self.context(inputs.images, ids, valid, inputs.state), None).value)
+        values = self.critic(self._read(self.processor.encode(obs), None).value)
         if values is None:
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
         return values
@@ -197,14 +190,19 @@ class PrismaticPolicy(PretrainedPolicy):
 
     # ------------------------------------------------------------------ imitation
     def sft_loss(
-        self, obs: Observation, actions: Tensor, *, noise: Noise, draws: int = 1, seen: SeenLoss | None = None
+        self,
+        obs: Observation,
+        actions: Tensor,
+        *,
+        noise: Noise,
+        draws: int = 1,
+        image_token_loss: ImageTokenLoss | None = None,
     ) -> Tensor:
         """Mean cross entropy of the expert's bins, or mean absolute error of an L1 head; nothing is drawn."""
-        assert seen is None, "this policy does not show its image tokens"
-        inputs, target = self.processor.encode(obs), self.processor.encode_actions(actions)
-        ids, valid = trim(inputs.ids, inputs.valid, shortest=inputs.shortest, longest=inputs.longest)
-        bins = bins_of.encode(target).flatten(1)
-        slots = self.read(self.context(inputs.images, ids, valid, inputs.state), bins).slots
+        assert image_token_loss is None, "this policy has no image_width"
+        target = self.processor.encode_actions(actions)
+        bins = action_bins.encode(target).flatten(1)
+        slots = self._read(self.processor.encode(obs), bins).slots
         if self.cfg.regression is not None:
             return F.l1_loss(self.net.regress(slots), target)
         return F.cross_entropy(self.net.action_logits(slots).flatten(0, 1), bins.flatten())
@@ -214,33 +212,26 @@ class PrismaticPolicy(PretrainedPolicy):
         self.processor.fit(states, actions)
 
     # ------------------------------------------------------------------ checkpoints
-    def published_names(self) -> Rename:
+    def published_names(self, side: SideFiles = ()) -> Rename:
         """From any published layout to this policy's names."""
-        return published_names(self.arch)
+        return published_names(self.arch, side={prefix.removeprefix(SIDE).removesuffix(".") for _, prefix in side})
 
-    def side_files(self, folder: Path) -> Sequence[tuple[Path, str]]:
+    def side_files(self, folder: Path) -> SideFiles:
         """Parts that fine-tuning runs keep in files of their own, as far as this network has them."""
-        there = {"action_head": self.cfg.regression is not None, "proprio_projector": self.cfg.state_columns > 0}
-        there["vision_backbone"] = self.cfg.film
+        parts = self.cfg.parts()
+        there = {"action_head": parts.regression is not None, "proprio_projector": parts.proprio_dim > 0}
+        there["vision_backbone"] = parts.film
         return [(file, f"{SIDE}{part}.") for part, file in side_files(folder).items() if there[part]]
-
-    def _prepare(self, source: Path, side: Sequence[tuple[Path, str]] = ()) -> Transfer:
-        """A part with a file of its own is not taken from the main weights."""
-        parts = {prefix.removeprefix(SIDE).removesuffix(".") for _, prefix in side}
-        rename = published_names(self.arch, side=parts)
-        return prepare(plain_targets(self), source, rename=rename, optional=self.heads, side=side)
 
     def config_json(self) -> dict[str, Any]:
         """config.json in the published layout."""
-        return files.config_json(self.arch)
+        return config_json(self.arch)
 
     def save_extras(self, folder: Path) -> None:
-        """Statistics, tokenizer and pixel statistics."""
+        """Write statistics of actions and pixels."""
         if self.processor.table.entries:
             self.processor.table.save(folder)
-        (folder / TOKENIZER).write_bytes(self.tokenizer_model)
-        content = json.dumps(files.preprocessor_json(self.arch), indent=1)
-        (folder / files.PREPROCESSOR).write_text(content + "\n")
+        write_json(folder / PREPROCESSOR, preprocessor_json(self.arch))
 
     def check_folder(self, folder: Path) -> None:
         """Layout, head and normalisation change what the same weights mean."""
@@ -251,13 +242,13 @@ class PrismaticPolicy(PretrainedPolicy):
         kind = replace(self.cfg, statistics=kept.get("statistics")).statistics_kind
         if kept and kind != self.cfg.statistics_kind:
             raise UserError(
-                f"{folder / files.CONFIG}: it was trained with statistics={kind}, this configuration has "
+                f"{folder / CONFIG}: it was trained with statistics={kind}, this configuration has "
                 f"actor.model.statistics={self.cfg.statistics_kind}"
             )
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
         """Check that the folder is of this network, and read its statistics."""
-        if files.read_architecture(folder, self.arch) != self.arch:
+        if read_architecture(folder, self.arch) != self.arch:
             raise UserError(
                 f"{folder}: norm epsilon or pixel statistics differ from those of the folder this policy was built from"
             )

@@ -1,6 +1,6 @@
 """Observation in, model inputs out; action bins in, simulator actions out.
 
-Letters: B rows, n cameras, S pixels of a side, L prompt slots, C actions a chunk, A columns, p state columns.
+Letters: B rows, n cameras, S pixels of a side, C actions a chunk, A columns, p state columns.
 """
 
 from __future__ import annotations
@@ -8,19 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from rlinf.data.types import Observation
-from rlinf.errors import UserError
 from rlinf.models.images import resize
-from rlinf.models.prismatic import actions
+from rlinf.models.inputs import Prompts, camera_images, state_columns
+from rlinf.models.prismatic import action_bins
 from rlinf.models.prismatic.architecture import Architecture
-from rlinf.models.prismatic.options import PrismaticConfig
+from rlinf.models.prismatic.base_config import PrismaticConfig
+from rlinf.models.prismatic.folder import ColumnRanges, StatisticsTable
 from rlinf.models.prismatic.prompts import PromptTokenizer
-from rlinf.models.prismatic.statistics import Statistics, StatisticsTable
 
 Tensor = torch.Tensor
 logger = logging.getLogger(__name__)
@@ -33,69 +34,52 @@ class Inputs:
     """One batch as the network reads it."""
 
     images: Tensor  # u8 [B, n, S, S, 3]
-    ids: Tensor  # i32 [B, L]: BOS, pads, prompt
-    valid: Tensor  # bool [B, L]
+    prompts: Prompts
     state: Tensor | None  # f32 [B, p] normalised
-    shortest: int  # fewest valid slots of a row, known without asking the device
-    longest: int
 
 
 class Processor(nn.Module):
-    """Statistics and tokenizer of a checkpoint; everything runs on the statistics' device."""
+    """Between a simulator and the network: statistics and tokenizer of a checkpoint.
+
+    Everything runs on the device of the statistics.
+    """
 
     def __init__(self, cfg: PrismaticConfig, arch: Architecture, tokenizer: PromptTokenizer) -> None:
         super().__init__()
         self.cfg, self.arch, self.tokenizer = cfg, arch, tokenizer
         self.table = StatisticsTable({}, "this policy")
-        self.action_stats = Statistics.identity(cfg.action_dim)
-        self.state_stats = Statistics.identity(cfg.state_columns)
+        self.action_ranges = ColumnRanges.identity(cfg.action_dim)
+        self.state_ranges = ColumnRanges.identity(cfg.state_columns)
 
     @property
     def device(self) -> torch.device:
-        return self.action_stats.low.device
+        """Where inputs and actions are computed."""
+        return self.action_ranges.low.device
 
     def encode(self, obs: Observation) -> Inputs:
         """Resize, normalise, tokenise."""
-        ids, valid = self.tokenizer(obs.task_descriptions)
-        shortest, longest = torch.stack(valid.sum(1).aminmax()).tolist()  # still on the host
-        return Inputs(
-            images=self.encode_images(obs),
-            ids=ids.to(self.device, non_blocking=True),
-            valid=valid.to(self.device, non_blocking=True),
-            state=self._state(obs),
-            shortest=shortest,
-            longest=longest,
-        )
+        prompts = self.tokenizer(obs.task_descriptions).to(self.device)
+        return Inputs(self.encode_images(obs), prompts, self._state(obs))
 
     def encode_images(self, obs: Observation) -> Tensor:
         """Every camera at the model's resolution, aspect ignored: u8 [B, n, S, S, 3]."""
-        size, n = self.arch.image_size, self.cfg.num_images_in_input
-        cameras = [resize(obs.images.to(self.device), size, method="tensor")[:, None]]
-        available = 0 if obs.wrist_images is None else obs.wrist_images.shape[1]
-        if n - 1 > available:
-            raise UserError(
-                f"actor.model.num_images_in_input={n} needs {n - 1} wrist cameras; the simulator has {available}"
-            )
-        if n > 1:
-            assert obs.wrist_images is not None
-            wrist = obs.wrist_images[:, : n - 1].to(self.device)
-            cameras.append(resize(wrist.flatten(0, 1), size, method="tensor").unflatten(0, wrist.shape[:2]))
-        return torch.cat(cameras, 1)
+        count, to_size = self.cfg.num_images_in_input, partial(resize, size=self.arch.image_size)
+        return camera_images(obs, count, to_size, self.device, key="actor.model.num_images_in_input")
 
     def encode_actions(self, chunk: Tensor) -> Tensor:
         """Simulator actions f32 [B, C, A] -> normalised, those outside the statistics' range clipped."""
         wanted = (self.cfg.num_action_chunks, self.cfg.action_dim)
         if chunk.shape[1:] != wanted:
             raise ValueError(f"actions {list(chunk.shape)} must be [B, {wanted[0]}, {wanted[1]}]")
-        return self.action_stats.normalize(chunk.to(self.device, torch.float32))
+        return self.action_ranges.normalize(chunk.to(self.device, torch.float32))
 
     def decode_bins(self, bins: Tensor) -> Tensor:
         """Bins [B, C * A] -> simulator actions f32 [B, C, A]."""
-        return self.decode_actions(actions.decode(bins).unflatten(1, (-1, self.cfg.action_dim)))
+        return self.decode_actions(action_bins.decode(bins).unflatten(1, (-1, self.cfg.action_dim)))
 
     def decode_actions(self, normal: Tensor) -> Tensor:
         """Normalised actions [B, C, A] -> simulator actions f32 [B, C, A]."""
-        return self.action_stats.unnormalize(normal.float())
+        return self.action_ranges.unnormalize(normal.float())
 
     def fit(self, states: Tensor | None, chunk: Tensor) -> None:
         """Statistics of a data set: states [M, S], actions [M, A] row by row."""
@@ -107,33 +91,28 @@ class Processor(nn.Module):
 
     def prepare(self, folder: Path) -> Callable[[], None]:
         """Check the statistics of a checkpoint (small sizes may have none); the function returned takes them over."""
-        table = StatisticsTable.read(folder)
+        table, key = StatisticsTable.read(folder), self.cfg.unnorm_key
         if table.entries or self.cfg.size == "base":
             return self._prepared(table)
-        if self.cfg.unnorm_key is not None:
-            logger.warning(
-                "actor.model.unnorm_key=%s: %s holds no action statistics, actions stay in [-1, 1]",
-                self.cfg.unnorm_key,
-                folder,
-            )
+        if key is not None:
+            logger.warning("actor.model.unnorm_key=%s: %s has no statistics, actions stay in [-1, 1]", key, folder)
         return lambda: None
 
     def _prepared(self, table: StatisticsTable) -> Callable[[], None]:
+        """Look the ranges of this configuration up; the function returned takes them over."""
         key, kind, columns = self.cfg.unnorm_key, self.cfg.statistics_kind, self.cfg.state_columns
         action = table.load(key, "action", kind=kind, columns=self.cfg.action_dim)
-        state = table.load(key, "proprio", kind=kind, columns=columns) if columns else Statistics.identity(0)
+        state = table.load(key, "proprio", kind=kind, columns=columns) if columns else ColumnRanges.identity(0)
 
         def take() -> None:
             device = self.device
-            self.table, self.action_stats, self.state_stats = table, action.to(device), state.to(device)
+            self.table, self.action_ranges, self.state_ranges = table, action.to(device), state.to(device)
 
         return take
 
     def _state(self, obs: Observation) -> Tensor | None:
-        columns = self.cfg.state_columns
-        if not columns:
+        """The state columns that are read, normalised: f32 [B, p]."""
+        if not self.cfg.state_columns:
             return None
-        if obs.states is None or obs.states.shape[1] < columns:
-            have = "none" if obs.states is None else str(obs.states.shape[1])
-            raise UserError(f"actor.model.proprio_dim={columns} state columns are read, the simulator gives {have}")
-        return self.state_stats.normalize(obs.states[:, :columns].to(self.device, torch.float32))
+        state = state_columns(obs, self.cfg.state_columns, self.device, key="actor.model.proprio_dim")
+        return self.state_ranges.normalize(state)

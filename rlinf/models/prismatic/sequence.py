@@ -25,7 +25,7 @@ class Context:
     valid: Tensor | None  # bool [B, P]; None when every token counts
 
     def positions(self, more: int = 0) -> Tensor:
-        """i64 [B, P + more]: how many valid tokens come before each; pads repeat one, unseen."""
+        """i64 [B, P + more]: how many valid tokens come before each; pads, which are masked, repeat a position."""
         rows, length = self.x.shape[0], self.x.shape[1] + more
         if self.valid is None:
             return torch.arange(length, device=self.x.device).expand(rows, -1)
@@ -46,7 +46,7 @@ def make_context(
     FiLM conditions on the mean embedding of all language tokens, with the id `stop` where the tail will end in it.
     """
     tokens = net.embed_tokens(ids)
-    patches = net.embed_images(images, _mean_language(net, tokens, valid, stop) if net.film else None)
+    patches = net.embed_images(images, _mean_language(net, tokens, valid, stop) if net.parts.film else None)
     between = [patches] if state is None else [patches, net.embed_proprio(state)]
     x = torch.cat((tokens[:, :1], *between, tokens[:, 1:]), 1)
     if valid is None:
@@ -63,19 +63,3 @@ def _mean_language(net: PrismaticNet, tokens: Tensor, valid: Tensor | None, stop
         total = total + net.embed_tokens(torch.full((1,), stop, device=tokens.device))
         count = count + 1
     return total / count
-
-
-def trim(ids: Tensor, valid: Tensor, *, shortest: int, longest: int, step: int = 1) -> tuple[Tensor, Tensor | None]:
-    """Prompts [B, L] without the pads that all rows share, and which slots count (None: all of them).
-
-    Rows have between `shortest` and `longest` valid slots; lengths are rounded up to a multiple of `step`.
-    """
-    if shortest == longest:
-        return _last_slots(ids, longest), None
-    length = min(-(-longest // step) * step, ids.shape[1])
-    return _last_slots(ids, length), _last_slots(valid, length)
-
-
-def _last_slots(x: Tensor, length: int) -> Tensor:
-    """Column 0 (BOS) and the last ones, `length` in all."""
-    return x if length == x.shape[1] else torch.cat((x[:, :1], x[:, x.shape[1] - length + 1 :]), 1)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rlinf.models.files.weights import Rename
+from rlinf.models.nn.initialize import initialize_layer, truncated_normal_
 from rlinf.models.nn.timm_vit import LayerScale, TimmVit
 from rlinf.models.prismatic.architecture import Architecture
 from rlinf.models.prismatic.model import PrismaticNet
@@ -26,7 +27,13 @@ _ALIASES = (
     (re.compile(r"\.(ls[12])\.gamma$"), r".\1.scale_factor"),  # timm's own name
 )
 _BLOCK = re.compile(r"^vision_backbone\.(featurizer|fused_featurizer)\.blocks\.(\d+)\.")
-_FAINT = ("lm_head", "action_head.model.fc2", ".scale", ".shift")  # outputs, and FiLM's change of its features
+# Layers that start small: outputs, and FiLM's change of its features.
+_SMALL = (
+    "lm_head",
+    "action_head.model.fc2",
+    ".scale",
+    ".shift",
+)
 _NUM_WAVES = 6
 _UNREAD = re.compile(r"^vision_backbone\.\w+\.(norm|attn_pool)\.|\.rotary_emb\.inv_freq$")
 
@@ -64,31 +71,22 @@ def _step(file: Path) -> int:
     return int(digits[1]) if digits else 1 << 62
 
 
-def initialize(module: nn.Module, generator: torch.Generator) -> None:
+def initialize(net: PrismaticNet, generator: torch.Generator) -> None:
     """Random weights that train: fan-in scaled matrices, unit-scale embeddings, outputs near zero, ordered bins."""
-    for name, m in module.named_modules():
-        if isinstance(m, nn.Linear | nn.Conv2d):
-            gain = 0.1 if name.endswith(_FAINT) else 1.0
-            _normal(m.weight, gain / math.sqrt(m.weight[0].numel()), generator)
-            if m.bias is not None:
-                nn.init.zeros_(m.bias)
-        elif isinstance(m, nn.Embedding):
-            _normal(m.weight, 1.0, generator)  # as large as the projected patches beside them
-        elif isinstance(m, nn.LayerNorm):
-            nn.init.ones_(m.weight)
-            nn.init.zeros_(m.bias)
+    for name, m in net.named_modules():
+        initialize_layer(m, generator, gain=0.1 if name.endswith(_SMALL) else 1.0)
+        if isinstance(m, nn.Embedding):
+            truncated_normal_(m.weight, 1.0, generator)  # as large as the projected patches beside them
         elif isinstance(m, nn.RMSNorm):
             nn.init.ones_(m.weight)
         elif isinstance(m, LayerScale):
             nn.init.ones_(m.scale_factor)
         elif isinstance(m, TimmVit):
-            # Faint positions would leave an image a bag of patches.
+            # Small positions would not tell patches apart.
             for tokens in (m.pos_embed, m.cls_token, m.reg_token):
                 if tokens is not None:
-                    _normal(tokens, 1.0, generator)
-    for m in module.modules():
-        if isinstance(m, PrismaticNet):
-            _order_bins(m, generator)
+                    truncated_normal_(tokens, 1.0, generator)
+    _order_bins(net, generator)
 
 
 def _order_bins(net: PrismaticNet, generator: torch.Generator) -> None:
@@ -108,7 +106,3 @@ def _order_bins(net: PrismaticNet, generator: torch.Generator) -> None:
         ):
             drawn = torch.randn(_NUM_WAVES, arch.width, generator=generator, device=generator.device)
             weight[rows] = (basis @ drawn * std).to(weight.dtype)
-
-
-def _normal(weight: torch.Tensor, std: float, generator: torch.Generator) -> None:
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)

@@ -25,11 +25,9 @@ class Config(ModelConfig):
             num_action_chunks=self.num_action_chunks,
             image_size=8,
             num_images=1,
-            uses_state=True,
             state_dim=self.state_dim,
             has_logprob=True,
             has_value=False,
             values_per_chunk=1,
             critic_state_dim=0,
-            trainable="all",
         )

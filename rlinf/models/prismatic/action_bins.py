@@ -1,14 +1,30 @@
-"""The distribution over the 256 action bins: temperature and top-k inside them, draws by inverse CDF.
+"""Actions as 256 bins of [-1, 1]: encoding, decoding, and the distribution that a policy samples bins from.
 
-Other vocabulary entries never enter, so that predict and evaluate score a bin alike whatever the sampler.
-Letters: V vocabulary, ... any leading axes.
+Bin i is id `Architecture.action_begin + i` of the vocabulary; a higher bin is a lower value. Bins are what the action
+head of the network scores and what policies store. Other vocabulary entries never enter the distribution, so that
+predict and evaluate score a bin alike whatever the sampler.
 """
 
 from __future__ import annotations
 
 import torch
 
+from rlinf.models.prismatic.architecture import NUM_BINS
+
 Tensor = torch.Tensor
+
+
+def encode(actions: Tensor) -> Tensor:
+    """Normalised actions, any shape -> bins i64 in 0..255; values outside [-1, 1] are clipped."""
+    clipped = actions.double().clamp(-1.0, 1.0)
+    return NUM_BINS - torch.bucketize(clipped, _edges(actions.device), right=True)
+
+
+def decode(bins: Tensor) -> Tensor:
+    """Bins, any shape -> normalised values f32, the centres of 255 intervals; bins 0 and 1 share the highest."""
+    edges = _edges(bins.device)
+    centres = (edges[:-1] + edges[1:]) / 2
+    return centres[(NUM_BINS - 1 - bins.long()).clamp(0, NUM_BINS - 2)].float()
 
 
 def log_probs(logits: Tensor, *, temperature: float, top_k: int, keep: Tensor | None = None) -> Tensor:
@@ -23,17 +39,6 @@ def log_probs(logits: Tensor, *, temperature: float, top_k: int, keep: Tensor | 
         if keep is not None:
             outside = outside.scatter(-1, keep[..., None], False)
         logits = logits.masked_fill(outside, -torch.inf)
-    return (logits / temperature).log_softmax(-1)
-
-
-def published_log_probs(logits: Tensor, vocabulary: Tensor, *, temperature: float, top_k: int) -> Tensor:
-    """The published update's order: top-k over the whole vocabulary, f32 [..., V], then the bins (compat only).
-
-    A bin drawn in the rollout may be impossible here, with a log-prob of -inf.
-    """
-    if top_k > 0:
-        lowest = vocabulary.topk(min(top_k, vocabulary.shape[-1]), -1).values[..., -1:]
-        logits = logits.masked_fill(logits < lowest, -torch.inf)
     return (logits / temperature).log_softmax(-1)
 
 
@@ -52,3 +57,9 @@ def entropy(log_prob: Tensor) -> Tensor:
 def chosen(log_prob: Tensor, bins: Tensor) -> Tensor:
     """Log-prob f32 [...] of each bin i64 [...]."""
     return log_prob.gather(-1, bins[..., None])[..., 0]
+
+
+def _edges(device: torch.device) -> Tensor:
+    edges = torch.arange(NUM_BINS, dtype=torch.float64, device=device) * (2.0 / (NUM_BINS - 1)) - 1.0
+    edges[-1] = 1.0
+    return edges

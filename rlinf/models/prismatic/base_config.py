@@ -1,19 +1,17 @@
-"""Torch-free keys that OpenVLA and OpenVLA-OFT share in `actor.model`."""
+"""Torch-free keys that OpenVLA and OpenVLA-OFT share in `actor.model`, both built on the network named Prismatic."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import math
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, Self, TypedDict
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
 
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, PolicySpec, Surroundings
-from rlinf.models.files.adapters import AdapterSetting
-from rlinf.models.prismatic.architecture import SIZES, Architecture
-from rlinf.models.prismatic.constants import NUM_BINS
-from rlinf.models.prismatic.layers import net_layers
+from rlinf.models.config import ModelConfig, PolicySpec, Precision, RunSettings
+from rlinf.models.files.lora_settings import LoraSettings
+from rlinf.models.prismatic.architecture import NUM_BINS, PLAIN, SIZES, Architecture, Parts
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +19,9 @@ SAMPLING = ("temperature_train", "temperature_eval", "top_k")  # keys that rollo
 SMALL_PROMPT = 64  # slots of the sizes that read with the bundled tokenizer, whose pieces are shorter than Llama-2's
 
 
-class Parts(TypedDict):
-    """Options of `PrismaticNet` beside its sizes."""
-
-    proprio_dim: int
-    film: bool
-    regression: tuple[int, int] | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrismaticConfig(ModelConfig):
-    """`actor.model` of a Prismatic token policy."""
+    """`actor.model` of a policy over action tokens."""
 
     precision: str | None = None
     """fp32, bf16, or null: bf16 for `base`, else fp32. A run of `compact`, which is made for CPUs, is always fp32."""
@@ -46,77 +36,47 @@ class PrismaticConfig(ModelConfig):
     """Set from rollout.sampling_params, over a value given here; greedy when <= 0."""
     top_k: int = 0
     """Set from rollout.sampling_params, over a value given here: draw from this many of the 256 bins; <= 0: all."""
-    upstream_sampling: bool = False
-    """Set by `compat: rlinf-0.4`: updates rank the whole vocabulary for top_k; OFT `official` values a later slot."""
     center_crop: bool = False
-    """Accepted for compatibility and inert, as in the published code. Nobody crops yet, simulators neither."""
-    image_size: list[int] | None = None
-    """Accepted for compatibility; `size` decides what the network sees."""
-    vocab_size: int = 32000
-    """Accepted for compatibility; `size` and the checkpoint decide."""
-    hidden_size: int = 4096
-    """Accepted for compatibility; `size` decides."""
-    add_bias_linear: bool = False
-    """Accepted for compatibility."""
-    add_qkv_bias: bool = True
-    """Accepted for compatibility."""
-    attn_implementation: str | None = None
-    """Accepted for compatibility; torch chooses the attention kernel."""
-    low_cpu_mem_usage: bool = True
-    """Accepted for compatibility; weights always go straight to their device."""
-    trust_remote_code: bool = False
-    """Accepted for compatibility; code of a checkpoint is never run."""
+    """Accepted for compatibility and without effect, as in the published code: neither policy nor simulator crops."""
 
-    def completed(self, rest: Surroundings) -> Self:
-        """This block with sampling parameters, compat switch and the precision of small runs filled in."""
+    def for_run(self, run: RunSettings) -> Self:
+        """This block with the sampling parameters and the precision of small runs filled in."""
         _ = self.stored_precision  # refuses what is no precision, before `compact` replaces it
-        self._warn_of_sampling(rest)
+        self._warn_of_sampling(run)
         return replace(
-            super().completed(rest),
+            super().for_run(run),
             precision="fp32" if self.size == "compact" else self.precision,
-            temperature_train=rest.temperature_train,
-            temperature_eval=rest.temperature_eval,
-            top_k=rest.top_k,
-            upstream_sampling=self.upstream_sampling or rest.compat is not None,
+            temperature_train=run.temperature_train,
+            temperature_eval=run.temperature_eval,
+            top_k=run.top_k,
         )
 
-    def _warn_of_sampling(self, rest: Surroundings) -> None:
+    def _warn_of_sampling(self, run: RunSettings) -> None:
         """Say so when a sampling parameter was set in this block, where it has no effect."""
-        given, wins = asdict(self), asdict(rest)
         for f in fields(self):
-            if f.name in SAMPLING and given[f.name] not in (f.default, wins[f.name]):
-                logger.warning(
-                    "actor.model.%s=%s has no effect: rollout.sampling_params.%s=%s decides",
-                    f.name,
-                    given[f.name],
-                    f.name,
-                    wins[f.name],
-                )
+            if f.name in SAMPLING and (given := vars(self)[f.name]) not in (f.default, used := vars(run)[f.name]):
+                winner = f"rollout.sampling_params.{f.name}={used}"
+                logger.warning("actor.model.%s=%s has no effect: %s decides", f.name, given, winner)
 
     # ------------------------------------------------------------------ parts of the network
+    def parts(self) -> Parts:
+        """The optional parts of the network."""
+        return PLAIN
+
     @property
     def state_columns(self) -> int:
         """State columns read as one token; 0 when there is none."""
-        return 0
-
-    @property
-    def film(self) -> bool:
-        """Whether the instruction conditions the vision towers."""
-        return False
+        return self.parts().proprio_dim
 
     @property
     def regression(self) -> tuple[int, int] | None:
         """Actions and columns of an L1 head; None for a policy over bins."""
-        return None
+        return self.parts().regression
 
     @property
     def has_stop_token(self) -> bool:
         """Whether </s> follows the action slots, which see it."""
         return False
-
-    def parts(self) -> Parts:
-        """The optional parts of the network."""
-        return {"proprio_dim": self.state_columns, "film": self.film, "regression": self.regression}
 
     def architecture(self) -> Architecture:
         """The network of `size`."""
@@ -155,28 +115,24 @@ class PrismaticConfig(ModelConfig):
         return self.statistics or "q99"
 
     @property
-    def stored_precision(self) -> Literal["fp32", "bf16"]:
+    def default_precision(self) -> Precision:
         """Of the whole network; the value head is fp32."""
-        names: dict[str | None, Literal["fp32", "bf16"]] = {"fp32": "fp32", "32": "fp32", "bf16": "bf16"}
-        names |= {"bf16-mixed": "bf16", None: "bf16" if self.size == "base" else "fp32"}
-        if self.precision not in names:
-            raise UserError(f"actor.model.precision={self.precision!r} must be fp32, bf16 or null")
-        return names[self.precision]
+        return "bf16" if self.size == "base" else "fp32"
 
     def num_parameters(self) -> dict[str, int]:
         """Exact parameter counts by part; their sum is what `build` allocates."""
         arch = self.architecture()
-        counts = arch.num_parameters(**self.parts())
+        counts = arch.num_parameters(self.parts())
         if self.has_critic:
             widths = (arch.width, *self.value_hidden())
             hidden = sum(a * b + b for a, b in itertools.pairwise(widths))
             counts["value_head"] = hidden + widths[-1] * self.values_per_chunk
         if self.is_lora:
-            counts["adapters"] = AdapterSetting.of(self).num_parameters(net_layers(arch, **self.parts()))
+            counts["adapters"] = LoraSettings.from_config(self).num_parameters(arch.layers(self.parts()))
         return counts
 
     def num_trainable_parameters(self) -> int:
-        """Parameters the optimiser sees: all of them, or adapters and value head."""
+        """Number of parameters that the optimiser steps: all, or adapters and value head."""
         counts = self.num_parameters()
         return sum(n for part, n in counts.items() if not self.is_lora or part in ("adapters", "value_head"))
 
@@ -188,13 +144,11 @@ class PrismaticConfig(ModelConfig):
             num_action_chunks=self.num_action_chunks,
             image_size=self.architecture().image_size,
             num_images=self.num_images_in_input,
-            uses_state=self.state_columns > 0,
             state_dim=self.state_columns,
             has_logprob=self.regression is None,
             has_value=self.has_critic,
             values_per_chunk=self.values_per_chunk,
             critic_state_dim=0,
-            trainable="lora" if self.is_lora else "all",
             binary_gripper=True,
         )
 
@@ -208,18 +162,14 @@ class PrismaticConfig(ModelConfig):
         ):
             if value < least:
                 raise UserError(f"actor.model.{key}={value} must be at least {least}")
+        sampling = "rollout.sampling_params"
         if not 0 < self.temperature_train < math.inf:
             raise UserError(
-                f"rollout.sampling_params.temperature_train={self.temperature_train} must be positive and finite: "
-                f"training samples its actions (temperature_eval may be <= 0, which is greedy)"
+                f"{sampling}.temperature_train={self.temperature_train} must be positive and finite: training samples "
+                "its actions (temperature_eval may be <= 0, which is greedy)"
             )
         if not math.isfinite(self.temperature_eval):
-            raise UserError(
-                f"rollout.sampling_params.temperature_eval={self.temperature_eval} must be finite; <= 0 is greedy"
-            )
+            raise UserError(f"{sampling}.temperature_eval={self.temperature_eval} must be finite; <= 0 is greedy")
         if self.top_k > NUM_BINS:
-            raise UserError(
-                f"rollout.sampling_params.top_k={self.top_k} must be at most {NUM_BINS}, the number of action bins; "
-                "<= 0 keeps all"
-            )
+            raise UserError(f"{sampling}.top_k={self.top_k} must be at most {NUM_BINS}, the number of bins; <= 0: all")
         _ = self.architecture(), self.stored_precision

@@ -1,18 +1,21 @@
-"""Torch-free description of LoRA adapters: how large they are, which layers get them, how many numbers that makes."""
+"""Rank, scale and targets of LoRA adapters, without torch: from the config or from a peft folder, and their size.
+
+`files.lora` attaches such adapters to a network and moves them in and out of folders.
+"""
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from rlinf.errors import UserError
+from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import ModelConfig, is_placeholder
+from rlinf.models.files.policy_folder import read_json
+from rlinf.models.nn.sizes import Layer
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
@@ -27,17 +30,8 @@ _PLAIN: dict[str, tuple] = {
 }
 
 
-class Layer(NamedTuple):
-    """A layer that can be adapted, by its published name."""
-
-    name: str
-    inputs: int  # columns of its weight, flattened
-    outputs: int
-    linear: bool = True  # False: a convolution, which `all-linear` leaves alone
-
-
 @dataclass(frozen=True)
-class AdapterSetting:
+class LoraSettings:
     """Rank, scale and targets of a set of adapters."""
 
     rank: int
@@ -48,7 +42,7 @@ class AdapterSetting:
     folder: Path | None = None  # where the adapters themselves lie; None: they start fresh
 
     @classmethod
-    def of(cls, cfg: ModelConfig) -> Self:
+    def from_config(cls, cfg: ModelConfig) -> Self:
         """The adapters of a model block: those that `model_path` or `lora_path` hold, else fresh ones."""
         given = (None if is_placeholder(p) else p for p in (cfg.model_path, cfg.lora_path))  # `plan` counts without
         model, own = (None if p is None else Path(p).expanduser() for p in given)
@@ -60,15 +54,14 @@ class AdapterSetting:
                     f"actor.model.model_path={model} holds adapters already, and actor.model.lora_path={own} names "
                     "others; set lora_path to null, or model_path to a plain base"
                 )
-            return cls.read(model)
+            return cls.from_folder(model)
         if own is not None:
             if model is None:
                 raise UserError(
                     f"actor.model.lora_path={own} needs the weights under its adapters: set actor.model.model_path to "
-                    f"them (recorded: {read_config(own).get('base_model_name_or_path')}), or to {own} instead of "
-                    "lora_path if rlinf saved it"
+                    f"them (recorded: {recorded_base(own)}), or to {own} instead of lora_path if rlinf saved it"
                 )
-            return cls.read(own)
+            return cls.from_folder(own)
         if cfg.lora_rank < 1:
             raise UserError(f"actor.model.lora_rank={cfg.lora_rank} must be at least 1")
         if not 0.0 <= cfg.lora_dropout < 1.0:
@@ -84,10 +77,10 @@ class AdapterSetting:
         return cls(cfg.lora_rank, alpha, cfg.lora_dropout, None if names == (ALL_LINEAR,) else names)
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def from_folder(cls, folder: Path) -> Self:
         """What the adapter_config.json of `folder` says; kinds of LoRA that are not the plain one are refused."""
         path = folder / CONFIG_FILE
-        content: dict[str, Any] = read_config(folder)
+        content: dict[str, Any] = read_json(path)
         for key, plain in _PLAIN.items():
             if content.get(key, plain[0]) not in plain:
                 raise UserError(f"{path}: {key}={content[key]!r} is not supported; only plain LoRA is")
@@ -102,43 +95,50 @@ class AdapterSetting:
             if not good:
                 raise UserError(f"{path}: {key}={str(value)[:60]} must be {rule}")
         if isinstance(targets, str):
-            everything = targets == ALL_LINEAR
-            return cls(rank, alpha, float(dropout), None, None if everything else targets, folder)
+            return cls(rank, alpha, float(dropout), None, None if targets == ALL_LINEAR else targets, folder)
         return cls(rank, alpha, float(dropout), tuple(targets), None, folder)
 
-    def selects(self, layer: Layer) -> bool:
-        """Whether this layer gets adapters."""
-        if self.pattern is not None:
-            return re.fullmatch(self.pattern, layer.name) is not None
-        if self.targets is None:
-            return layer.linear
-        return layer.name in self.targets or layer.name.endswith(tuple(f".{t}" for t in self.targets))
-
-    def chosen(self, layers: Iterable[Layer]) -> list[Layer]:
+    def select(self, layers: Iterable[Layer]) -> list[Layer]:
         """The layers that get adapters; a target that names none of them is an error."""
         layers = list(layers)
-        chosen = [layer for layer in layers if self.selects(layer)]
+        chosen = [layer for layer in layers if self._selects(layer)]
         lost = [t for t in self.targets or () if not any(n == t or n.endswith(f".{t}") for n, *_ in chosen)]
         if chosen and (self.folder is not None or not lost):
             self._check_rank(chosen)
             return chosen
         endings = sorted({layer.name.rpartition(".")[2] for layer in layers})
         wanted = self.pattern or shortened(lost) or ALL_LINEAR
-        near = [m for t in lost for m in difflib.get_close_matches(t, endings, 1)]
+        near = next(filter(None, (did_you_mean(t, endings) for t in lost)), "")
         key = "actor.model.lora_targets" if self.folder is None else f"{self.folder / CONFIG_FILE}: target_modules"
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{key}: {wanted} names no layer of this model{hint} (endings: {', '.join(endings)})")
+        raise UserError(f"{key}: {wanted} names no layer of this model{near}; endings: {', '.join(endings)}")
+
+    def num_parameters(self, layers: Iterable[Layer]) -> int:
+        """Numbers in the adapters of these layers."""
+        return sum(self.rank * (layer.inputs + layer.outputs) for layer in self.select(layers))
+
+    def _selects(self, layer: Layer) -> bool:
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, layer.name) is not None
+        if self.targets is None:
+            return layer.linear
+        return layer.name in self.targets or layer.name.endswith(tuple(f".{t}" for t in self.targets))
 
     def _check_rank(self, chosen: list[Layer]) -> None:
-        """A rank that no layer can use is a slip of the hand, and may not fit into memory."""
+        """Refuse a rank that no layer can use: it was mistyped, and may not fit into memory."""
         largest = max(min(layer.inputs, layer.outputs) for layer in chosen)
         if self.rank > largest:
             key = "actor.model.lora_rank" if self.folder is None else f"{self.folder / CONFIG_FILE}: r"
             raise UserError(f"{key}={self.rank} must be at most {largest}, the full rank of the largest adapted layer")
 
-    def num_parameters(self, layers: Iterable[Layer]) -> int:
-        """Numbers in the adapters of these layers."""
-        return sum(self.rank * (layer.inputs + layer.outputs) for layer in self.chosen(layers))
+
+def has_adapters(folder: Path) -> bool:
+    """Whether a policy folder keeps its training result as adapters."""
+    return (folder / CONFIG_FILE).is_file()
+
+
+def recorded_base(folder: Path) -> Any:
+    """What a folder's adapter_config.json says of where the weights under its adapters lie; None: nothing."""
+    return read_json(folder / CONFIG_FILE).get("base_model_name_or_path")
 
 
 def shortened(names: Sequence[str], n: int = 4) -> str:
@@ -158,20 +158,3 @@ def _names_layers(targets: object) -> bool:
             return False
         return bool(targets)
     return isinstance(targets, list) and bool(targets) and all(isinstance(t, str) and t for t in targets)
-
-
-def has_adapters(folder: Path) -> bool:
-    """Whether a policy folder keeps its training result as adapters."""
-    return (folder / CONFIG_FILE).is_file()
-
-
-def read_config(folder: Path) -> dict:
-    """The content of a folder's adapter_config.json."""
-    path = folder / CONFIG_FILE
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold a table of settings")
-    return content

@@ -1,8 +1,7 @@
-"""Normalisation statistics in the published layout, and their use on padded vectors."""
+"""Normalisation statistics of π in the published layout (norm_stats.json), and their use on padded vectors."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,7 +9,8 @@ import torch
 from torch import nn
 
 from rlinf.errors import UserError
-from rlinf.models.files.column_statistics import check_columns, quantiles, read_json, read_vector
+from rlinf.models.files.policy_folder import read_json, write_json
+from rlinf.models.files.statistics import check_columns, fit_columns, read_vector
 
 Tensor = torch.Tensor
 _EPS = 1e-6
@@ -37,21 +37,16 @@ class Statistics(nn.Module):
         return cls(mean=torch.zeros(n), std=torch.ones(n), q01=-torch.ones(n), q99=torch.ones(n))
 
     @classmethod
-    def fit(cls, data: Tensor, *, floor: float) -> Self:
-        """Of rows [M, n]; a column that hardly moves gets std `floor` and a quantile range of 4 x `floor`."""
-        data = data.double()
-        q01, q99 = quantiles(data)
-        narrow = (4 * floor - (q99 - q01)).clamp(min=0.0) / 2
-        return cls(
-            mean=data.mean(0), std=data.std(0, correction=0).clamp(min=floor), q01=q01 - narrow, q99=q99 + narrow
-        )
+    def fit(cls, rows: Tensor, *, floor: float) -> Self:
+        """Of rows [M, n]; columns that hardly move are held to `floor` (`fit_columns`)."""
+        return cls(**fit_columns(rows, floor=floor))
 
     def first(self, n: int) -> Statistics:
         """Of the first n columns only."""
-        return Statistics(mean=self.mean[:n], std=self.std[:n], q01=self.q01[:n], q99=self.q99[:n])
+        return Statistics(**{name: values[:n] for name, values in self.named_buffers()})
 
     def normalize(self, x: Tensor, *, quantile: bool) -> Tensor:
-        """[..., n] -> [..., n] in x's dtype."""
+        """[..., n] -> [..., n] in x's dtype: q01..q99 to [-1, 1], or (not `quantile`) to mean 0 and deviation 1."""
         if quantile:
             q01, q99 = self.q01.to(x), self.q99.to(x)
             return (x - q01) / (q99 - q01 + _EPS) * 2.0 - 1.0
@@ -69,10 +64,8 @@ class Statistics(nn.Module):
 
 def save_statistics(folder: Path, asset_id: str, stats: dict[str, Statistics]) -> None:
     """Write `<folder>/<asset_id>/norm_stats.json`."""
-    target = folder / asset_id
-    target.mkdir(parents=True, exist_ok=True)
-    content = {key: {name: getattr(s, name).tolist() for name in _FIELDS} for key, s in stats.items()}
-    (target / FILE).write_text(json.dumps({"norm_stats": content}, indent=1) + "\n")
+    content = {key: {name: values.tolist() for name, values in s.named_buffers()} for key, s in stats.items()}
+    write_json(folder / asset_id / FILE, {"norm_stats": content})
 
 
 def load_statistics(folder: Path, asset_id: str, *, quantile: bool) -> dict[str, Statistics]:
