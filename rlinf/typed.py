@@ -108,8 +108,7 @@ def _value(hint: Any, value: Any, path: str, origin: Origin | None, all_keys: fr
         fitted = _fit(hint, value)
         if fitted is not _NO:
             return fitted
-    choices = [c for c in _choices(hint) if isinstance(c, str) and c != value]
-    near = did_you_mean(value, choices) if isinstance(value, str) else ""
+    near = did_you_mean(value, [c for c in _choices(hint) if isinstance(c, str)]) if isinstance(value, str) else ""
     raise UserError(f"{_source(path, origin)}{path}={value!r} must be {_name(hint)}{near}")
 
 
@@ -148,7 +147,9 @@ def _choices(hint: Any) -> tuple[Any, ...]:
     """The literal values an annotation allows, if it names any."""
     if get_origin(hint) is Literal:
         return get_args(hint)
-    return tuple(c for arg in get_args(hint) for c in _choices(arg)) if get_origin(hint) is not dict else ()
+    return (
+        tuple(c for arg in get_args(hint) for c in _choices(arg)) if get_origin(hint) not in (dict, list, tuple) else ()
+    )
 
 
 def _name(hint: Any) -> str:
