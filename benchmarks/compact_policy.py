@@ -14,7 +14,7 @@ import torch
 
 from rlinf.config.load import load_config
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.envs.spec import env_spec
 from rlinf.models.policy import Policy, find_policy
 
@@ -34,7 +34,7 @@ def observation(cfg, rows: int) -> Observation:
 
 
 def noise(rows: int) -> Noise:
-    return Noise(seed=0, at=Moment(0, 0, 0), env_ids=range(rows))
+    return Noise(seed=0, at=ChunkIndex(0, 0, 0), env_ids=range(rows))
 
 
 def median_ms(call: Callable[[], object], repeats: int) -> float:

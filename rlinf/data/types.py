@@ -18,12 +18,12 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When something happens in a run; randomness is keyed by it."""
+class ChunkIndex:
+    """Which chunk of actions of a run: it finds the chunk's rows in the arena and keys its random numbers."""
 
-    step: int  # training step
-    epoch: int  # rollout epoch within it
-    chunk: int  # chunk within the epoch
+    step: int  # training step, counted from 0
+    epoch: int  # rollout epoch within the step
+    chunk: int  # chunk within the epoch; the number of chunks stands for the observation after the last one
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
-from rlinf.data.types import EpisodeRecord, Moment, Observation
+from rlinf.data.types import ChunkIndex, EpisodeRecord, Observation
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import VideoConfig
 from rlinf.envs.spec import env_spec
@@ -49,7 +49,7 @@ class Probe:
         while not self.env.done:
             noise = Noise(
                 seed=self.cfg.runner.seed,
-                at=Moment(0, 0, chunk),
+                at=ChunkIndex(0, 0, chunk),
                 env_ids=range(self.num_envs),
                 device=device,
                 stream="eval",

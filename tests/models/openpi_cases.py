@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.models.openpi.config import CONVENTIONS, Config, OpenPiOptions
 from rlinf.models.openpi.policy import Policy
 
@@ -56,4 +56,4 @@ def observation(cfg: Config, rows: int = 6, seed: int = 0, size: int = 48) -> Ob
 
 
 def noise(rows: int = 6, *, first: int = 0, chunk: int = 0) -> Noise:
-    return Noise(seed=1, at=Moment(0, 0, chunk), env_ids=range(first, first + rows))
+    return Noise(seed=1, at=ChunkIndex(0, 0, chunk), env_ids=range(first, first + rows))
