@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from rlinf.data.types import EnvStep
 from rlinf.envs.config import EnvConfig, VideoConfig
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
-from rlinf.envs.video import VideoRecorder
+from rlinf.envs.video import VideoRecorder, draw_lines, enlarge, tile
 from rlinf.errors import UserError
 
 CHUNK = 4
@@ -258,3 +259,26 @@ def test_video_holds_every_step_of_the_first_envs(make: Make, tmp_path: Path) ->
         assert file.streams.video[0].average_rate == 10
     assert len(frames) == 1 + 12
     assert frames[0].shape == (128, 256, 3)  # two tiles in a row, enlarged
+
+
+def test_captions_stand_on_a_band_and_are_cut_at_the_border() -> None:
+    pytest.importorskip("PIL")
+    plain = np.full((128, 160, 3), 90, np.uint8)
+    drawn = draw_lines(plain, ["reach-red", "step 3"])
+    band = int((drawn[:, -1, 0] == 30).sum())  # rows, darkened to a third
+    assert 128 // 8 < band < 128 // 4
+    assert np.array_equal(drawn[band:], plain[band:])
+    upper, lower = np.split(drawn[: band - 1].max(-1), 2)
+    assert min((upper > 200).sum(), (lower > 200).sum()) > 20  # letters in both lines
+    long = draw_lines(plain, ["w" * 200])
+    assert long.shape == plain.shape
+    assert (long[:, -8:] > 200).any()  # the line runs up to the border
+    assert np.array_equal(draw_lines(plain, []), plain)
+
+
+def test_small_images_are_enlarged_and_tiled_with_even_sides() -> None:
+    assert enlarge(np.zeros((48, 64, 3), np.uint8)).shape == (144, 192, 3)
+    assert enlarge(np.zeros((200, 200, 3), np.uint8)).shape == (200, 200, 3)
+    grid = tile([np.full((129, 131, 3), i, np.uint8) for i in (1, 2, 3)])
+    assert grid.shape == (130, 394, 3)
+    assert [int(grid[0, x, 0]) for x in (0, 131, 262, 393)] == [1, 2, 3, 0]
