@@ -29,7 +29,7 @@ def observation(cfg, rows: int) -> Observation:
         wrist_images=None,
         states=torch.rand(rows, spec.state_dim, generator=generator),
         task_descriptions=["Press a handle down sideways"] * rows,
-        critic_state=torch.rand(rows, spec.critic_state_dim, generator=generator),
+        critic_state=torch.rand(rows, spec.critic_input_dim, generator=generator),
     )
 
 

@@ -1,7 +1,7 @@
 """The messages that travel between workers.
 
 Letters: B envs in a call, C actions per chunk, A action dims, S state dims, N wrist cameras, T chunks in a rollout,
-V values per chunk (1, or C for an action-level critic), K critic-state dims.
+V values per chunk (1, or C for an action-level critic), K columns of the simulator's privileged state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Observation(TensorStruct):
     wrist_images: Tensor | None  # u8 [B, N, h, w, 3]
     states: Tensor | None  # f32 [B, S]
     task_descriptions: list[str]
-    critic_state: Tensor | None = None  # f32 [B, K]; privileged, for an asymmetric critic only
+    critic_state: Tensor | None = None  # f32 [B, K + 1]; privileged: K columns, then the share of the episode passed
 
 
 @dataclass(frozen=True)

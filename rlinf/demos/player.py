@@ -43,7 +43,7 @@ class Demo:
     states: np.ndarray  # f32 [T, S]
     labels: np.ndarray  # f32 [T, A] what the expert wanted, clipped to [-1, 1]
     actions: np.ndarray  # f32 [T, A] what was executed
-    critic_states: np.ndarray | None = None  # f32 [T, K - 1] the simulator's privileged state, where it tells it
+    critic_states: np.ndarray | None = None  # f32 [T, K] the simulator's privileged state, where it tells it
 
 
 @dataclass
@@ -75,7 +75,7 @@ class DemoPlayer:
         if spec.num_wrist_images:
             layout["demo_wrist_images"] = ("uint8", (PIECE, spec.num_wrist_images, *spec.wrist_image_size, 3))
         if spec.critic_state_dim:
-            layout["demo_critic_states"] = ("float32", (PIECE, spec.critic_state_dim - 1))  # without the elapsed share
+            layout["demo_critic_states"] = ("float32", (PIECE, spec.critic_state_dim))
         self._names = [name for name in layout if name.startswith("demo_")]
         self._deadline_s = cfg.step_deadline_s
         self._processes = [

@@ -172,7 +172,7 @@ def scene_arrays(
     if spec.state_dim:
         arrays["states"] = ("float32", (scenes, spec.state_dim))
     if critic_state and spec.critic_state_dim:
-        arrays["critic_state"] = ("float32", (scenes, spec.critic_state_dim - 1))  # VecEnv adds the elapsed share
+        arrays["critic_state"] = ("float32", (scenes, spec.critic_state_dim))
     if recorded:
         arrays["frames"] = ("uint8", (recorded, chunk_size, *spec.image_size, 3))
     return arrays

@@ -1,7 +1,8 @@
 """VecEnv: a batch of environments over simulator processes. Written once for every simulator.
 
 It owns chunks, auto-reset, groups, ignore_terminations, relative reward, episode records, video, and what happens to an
-episode when its simulator dies. Letters: B envs, C actions per chunk, A action dims, K critic-state dims.
+episode when its simulator dies. Letters: B envs, C actions per chunk, A action dims, K
+columns of the simulator's privileged state.
 """
 
 from __future__ import annotations
@@ -320,7 +321,7 @@ class VecEnv:
             return torch.from_numpy(self._fleet.gather(name, rows))
 
         critic_state = None
-        if self._critic_state:  # f32 [B, K]: what the simulator shows, and the share of the episode that has passed
+        if self._critic_state:  # f32 [B, K + 1]: the simulator's columns, then the share of the episode passed
             elapsed = [[self._episodes[row].elapsed / self.cfg.max_episode_steps] for row in rows]
             critic_state = torch.cat([read("critic_state"), torch.tensor(elapsed)], dim=1)
         return Observation(

@@ -83,10 +83,15 @@ class EnvSpec:
     task_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # e.g. difficulty -> tasks, for tables
     num_wrist_images: int = 0
     wrist_image_size: tuple[int, int] = (0, 0)
-    critic_state_dim: int = 0  # a critic's privileged columns, the last being the share of the episode passed; 0: none
+    critic_state_dim: int = 0  # K: columns of the simulator's privileged state, for a critic; 0: it tells none
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
+
+    @property
+    def critic_input_dim(self) -> int:
+        """Columns that a critic reads: the simulator's K, then the share of the episode that has passed; 0 for none."""
+        return self.critic_state_dim + 1 if self.critic_state_dim else 0
 
 
 @dataclass

@@ -111,7 +111,7 @@ def test_shapes_and_types_are_those_of_the_spec(envs: Pair) -> None:
         assert step.obs.wrist_images.shape == (NUM_ENVS, spec.num_wrist_images, *spec.wrist_image_size, 3)
     if spec.critic_state_dim:
         assert step.obs.critic_state is not None
-        assert step.obs.critic_state.shape == (NUM_ENVS, spec.critic_state_dim)
+        assert step.obs.critic_state.shape == (NUM_ENVS, spec.critic_input_dim)
     assert step.rewards.shape == (NUM_ENVS, CHUNK)
     assert step.rewards.dtype == torch.float32
     assert len(spec.action_names) == spec.action_dim

@@ -132,7 +132,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             image_size=(2, 3),
             reset_ids={"train": range(100_000, 800_000), "demo": (), "eval": range(1000)},
             control_hz=5.0,
-            critic_state_dim=3 + 1,
+            critic_state_dim=3,
             batched=batched,
         )
         cfg = EnvConfig(

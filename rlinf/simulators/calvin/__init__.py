@@ -143,7 +143,7 @@ def spec(options: Options) -> EnvSpec:
         control_hz=30.0,
         num_wrist_images=1,
         wrist_image_size=(options.wrist_size, options.wrist_size),
-        critic_state_dim=CRITIC_STATE + 1,
+        critic_state_dim=CRITIC_STATE,
         pays_events=True,
         min_episode_steps=OFFICIAL_STEPS * (1 if options.tasks else CHAIN_LENGTH) if _official(options) else 0,
     )

@@ -161,7 +161,7 @@ def spec(options: Options) -> EnvSpec:
         reset_ids=reset_ids(options.id, options.obj_set, options.trials_per_task),
         control_hz=float(options.control_freq),
         task_groups=task_groups(options.id),
-        critic_state_dim=CRITIC_STATE + 1,
+        critic_state_dim=CRITIC_STATE,
         batched=options.on_gpu,
     )
 

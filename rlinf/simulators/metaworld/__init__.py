@@ -120,7 +120,7 @@ def spec(options: Options) -> EnvSpec:
         },
         control_hz=80.0,
         task_groups=_difficulty(options.tasks),
-        critic_state_dim=39 + 1,
+        critic_state_dim=39,
     )
 
 

@@ -68,7 +68,7 @@ def spec(options: Options) -> EnvSpec:
             "eval": IdGrid(numbers, range(500)),
         },
         control_hz=10.0,
-        critic_state_dim=4 + 1,
+        critic_state_dim=4,
         batched=options.batched,
     )
 
