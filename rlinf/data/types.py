@@ -70,7 +70,6 @@ class EnvStep(TensorStruct):
     lost: Tensor  # bool [B]; True where a simulator died in this chunk: the whole partial episode is worthless
     final_obs: Observation | None = None  # rows in the order of final_rows
     final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
-    episodes: tuple[EpisodeRecord, ...] = ()  # episodes that ended in this chunk; kept by the env worker, never sent on
 
     def __getitem__(self, index: Any) -> EnvStep:
         """Rows by slice; the finished episodes of the slice come along."""

@@ -170,14 +170,13 @@ def play_trials(cfg: EnvConfig, *, seed: int) -> list[EpisodeRecord]:
         seed=seed,
         trials=trials,
     )
-    records: list[EpisodeRecord] = []
     try:
         env.reset()
         while not env.done:
-            records += env.chunk_step(None).episodes
+            env.chunk_step(None)
     finally:
         env.close()
-    return sorted(records, key=lambda record: trials.index(record.reset_id))
+    return sorted(env.drain_episodes(), key=lambda record: trials.index(record.reset_id))
 
 
 def _join(run: _Running, success: bool) -> Demo:

@@ -11,7 +11,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
-from rlinf.data.types import ChunkIndex, EpisodeRecord, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import VideoConfig
 from rlinf.envs.spec import env_spec
@@ -45,7 +45,6 @@ class Probe:
     def play(self, act: Act, device: torch.device | str = "cpu") -> Rate:
         """Success of `act`, which lives on `device`, on every id once; equal calls draw equal noise."""
         step, chunk = self.env.reset(), 0
-        episodes: list[EpisodeRecord] = []
         while not self.env.done:
             noise = Noise(
                 seed=self.cfg.runner.seed,
@@ -55,9 +54,8 @@ class Probe:
                 stream="eval",
             )
             step = self.env.chunk_step(self.bridge.to_env(act(step.obs.to(device), noise).cpu()))
-            episodes += step.episodes
             chunk += 1
-        return Rate.of(e.success_once for e in episodes)
+        return Rate.of(e.success_once for e in self.env.drain_episodes())
 
     def play_policy(self, policy: Policy) -> Rate:
         """Success of the policy's deterministic sampler."""

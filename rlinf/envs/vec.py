@@ -60,6 +60,7 @@ class VecEnv:
         self._num_recorded = min(num_envs, video.max_envs) if video else 0
         self._episodes = [Episode(env_id) for env_id in env_ids]
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
+        self._finished: list[EpisodeRecord] = []  # episodes that ended and were not handed out yet
         self._begun = False
         self._parked: dict[str, Any] | None = None  # state while offloaded
         self._fleet = Fleet(
@@ -113,7 +114,6 @@ class VecEnv:
         B, C = self.num_envs, self.chunk_size
         rewards = np.zeros((B, C), np.float32)
         terminated, truncated, valid = (np.zeros((B, C), bool) for _ in range(3))
-        records: list[EpisodeRecord] = []
         ended: list[int] = []
         replies, lost = self._play(None if actions is None else actions.numpy())
         for row, reply in replies.items():
@@ -133,7 +133,7 @@ class VecEnv:
             if terminated[row, steps - 1] or truncated[row, steps - 1]:
                 episode.waiting = True
                 ended.append(row)
-                records.append(episode.record(self.spec.suite, self.seed))
+                self._finished.append(episode.record(self.spec.suite, self.seed))
         self._film({row: int(valid[row].sum()) for row in replies if row < self._num_recorded}, rewards)
         again = ended if self.cfg.auto_reset or self.mode == "eval" else []
         final_obs = self._observation(again) if again and self.mode == "train" else None
@@ -149,8 +149,12 @@ class VecEnv:
             lost=torch.tensor([row in lost for row in range(B)]),
             final_obs=final_obs,
             final_rows=torch.tensor(again) if final_obs is not None else None,
-            episodes=tuple(records),
         )
+
+    def drain_episodes(self) -> list[EpisodeRecord]:
+        """Records of the episodes that ended since the last call, in the order in which they ended."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def begin_step(self) -> None:
         """A new training step: failures so far no longer count against max_restarts (reset() does this too)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -45,7 +44,9 @@ class EnvWorker(Worker):
     def step(self, actions: torch.Tensor, *, mode: Mode, stage: int) -> EnvStep:
         """Execute one chunk of actions, f32 [B, C, A] in the policy's convention."""
         env = self._env(mode, stage)
-        return self._keep(env.chunk_step(self._bridges[mode].to_env(actions)), mode, stage)
+        step = env.chunk_step(self._bridges[mode].to_env(actions))
+        self._episodes += env.drain_episodes()
+        return self._keep(step, mode, stage)
 
     def finished(self, *, stage: int) -> bool:
         """Whether every evaluation trial of this stage has been played."""
@@ -128,8 +129,6 @@ class EnvWorker(Worker):
         return self._envs[mode, stage]
 
     def _keep(self, step: EnvStep, mode: Mode, stage: int) -> EnvStep:
-        self._episodes += step.episodes
-        step = replace(step, episodes=())
         if mode == "train":
             self._last[stage] = step
         return step

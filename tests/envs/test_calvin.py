@@ -78,7 +78,7 @@ def test_the_instruction_changes_in_the_middle_of_a_chunk_and_the_press_pays_onc
         for _ in range(2):
             step = env.chunk_step(torch.from_numpy(np.tile(STILL, (20, 1)))[None])
             assert step.rewards.sum() == 0
-        (record,) = step.episodes
+        (record,) = env.drain_episodes()
     finally:
         env.close()
     assert (record.task, record.steps, record.success_once, record.episode_return) == ("chain-D", 60, False, 5.0)

@@ -203,7 +203,7 @@ def test_a_solved_episode_pays_1_2_in_another_process_as_here(scene: Scene) -> N
         assert step.rewards[0].sum().item() == pytest.approx(1.2, abs=1e-6)
         assert sorted(step.rewards[0].unique().tolist()) == pytest.approx([0.0, 0.1, 1.0], abs=1e-6)
         assert step.rewards[1].sum() == 0
-        record = step.episodes[0]
+        record = env.drain_episodes()[0]
         assert (record.success_once, record.steps, record.task, record.reset_id) == (True, end, MAIN, BOTTLE)
         assert record.extra["consecutive_grasp"] == 1.0
         scene.reset(BOTTLE)

@@ -65,7 +65,7 @@ def test_a_killed_simulator_restarts_and_its_steps_are_masked(make: Make) -> Non
     ends = [s.truncated.any(1).tolist() for s in after]
     assert ends[0] == [False, False, True, True]  # the survivors end on time
     assert ends[2] == [True, True, False, False]  # the restarted ones two chunks later
-    assert [r.env_id for s in after for r in s.episodes] == [2, 3, 0, 1]
+    assert [r.env_id for r in env.drain_episodes()] == [2, 3, 0, 1]
 
 
 def test_a_hung_simulator_meets_its_deadline_while_the_others_step(make: Make) -> None:
@@ -109,10 +109,10 @@ def test_a_simulator_that_never_recovers_stops_the_run_by_name(make: Make) -> No
 
 def test_a_lost_trial_is_played_again(make: Make) -> None:
     env = make(2, mode="eval", num_trials=4, fault={"fault": "crash"})
-    step, records = env.reset(), []
+    env.reset()
     while not env.done:
-        step = env.chunk_step(idle(env))
-        records += step.episodes
+        env.chunk_step(idle(env))
+    records = env.drain_episodes()
     assert env.num_restarts == 1
     assert sorted(r.reset_id for r in records) == sorted(eval_trials(env.cfg, env.spec))
 
