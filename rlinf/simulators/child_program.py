@@ -123,7 +123,8 @@ class Worker:
             label = np.clip(demo["expert"].act(sim), -1, 1).astype(np.float32)
             noise = demo["rng"].standard_normal(label.shape).astype(np.float32)
             executed = np.clip(label + np.float32(demo["std"]) * noise, -1, 1)
-            arrays["demo_images"][i], arrays["demo_states"][i] = seen["images"], seen["states"]
+            arrays["demo_images"][i] = seen["images"]() if callable(seen["images"]) else seen["images"]
+            arrays["demo_states"][i] = seen["states"]
             if seen["wrist_images"] is not None:
                 arrays["demo_wrist_images"][i] = seen["wrist_images"]
             if "demo_critic_states" in arrays:
@@ -137,7 +138,7 @@ class Worker:
     def _observe(self, scene: int) -> dict[str, Any]:
         """Share the observation; an image that is only drawn follows with `_fetch`."""
         sim = self.scenes[scene]
-        seen = getattr(sim, "observe_soon", sim.observe)()
+        seen = sim.observe()
         if callable(seen["images"]):
             self.drawn[scene] = seen["images"]
             seen["images"] = None

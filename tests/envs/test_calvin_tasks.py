@@ -209,7 +209,7 @@ def test_suites_and_ids() -> None:
             r"env\.train\.task_suite_name: task_suite_name='calvin_e' must be calvin_d, ",
         ),
         ({"task_suite_name": "calvin_da"}, r"out of a, b, c, d in this order"),
-        ({"init_params": {"tasks": ["open_drawr"]}}, r"task 'open_drawr' is unknown; did you mean 'open_drawer'\?"),
+        ({"init_params": {"tasks": ["open_drawr"]}}, r"task 'open_drawr' is unknown \(did you mean 'open_drawer'\?\)"),
         ({"init_params": {"tasks": ["open_drawer", "open_drawer"]}}, r"names a task twice"),
         ({"init_params": {"eval_sequences": 0}}, r"eval_sequences=0 must lie between 1 and 1000"),
         ({"init_params": {"camera_heights": 200, "image_size": 64}}, r"must be equal: they name one square image"),

@@ -19,9 +19,8 @@ from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
 from rlinf.simulators.child_program import BatchWorker
 from rlinf.simulators.contract import EnvSpec
-from rlinf.simulators.maniskill import level
-from rlinf.simulators.maniskill.batched import BatchedScenes
-from rlinf.simulators.maniskill.family import PREFIX, Episode, episode
+from rlinf.simulators.maniskill import Batch, Options
+from rlinf.simulators.maniskill.tasks import PREFIX, Episode, episode
 
 MAIN = PREFIX + "Main-v3"
 CHUNK, NUM_ENVS = 4, 4
@@ -29,7 +28,7 @@ Make = Callable[..., VecEnv]
 
 
 class DriftingEnv:
-    """A double of `put_on_plate.PutOnPlate`: one number per env that every step moves, asked for or not."""
+    """A double of `gpu.environment.PutOnPlate`: one number per env that every step moves, asked for or not."""
 
     device = torch.device("cpu")
 
@@ -85,8 +84,8 @@ class DriftingEnv:
         return {"actors/x": self.x, "elapsed": self.elapsed, "grasps": self.grasps} | flags
 
 
-def batch_of(env: DriftingEnv) -> BatchedScenes:
-    return BatchedScenes(env, lambda flags: level("default", flags))
+def batch_of(env: DriftingEnv) -> Batch:
+    return Batch(Options(), env.num_envs, env)
 
 
 class LocalProcess:

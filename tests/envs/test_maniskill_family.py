@@ -12,7 +12,8 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_options, env_spec, eval_trials
 from rlinf.errors import UserError
 from rlinf.simulators.maniskill import Options, spec
-from rlinf.simulators.maniskill.family import (
+from rlinf.simulators.maniskill.reset_ids import OOD, STRIDE, ShuffledIds, rows_of
+from rlinf.simulators.maniskill.tasks import (
     ENV_IDS,
     PREFIX,
     RING_YAWS,
@@ -27,7 +28,6 @@ from rlinf.simulators.maniskill.family import (
     total_trials,
     variant,
 )
-from rlinf.simulators.maniskill.suite import OOD, STRIDE, ShuffledIds, rows_of
 
 
 def play(name: str, obj_set: str, episode_id: int) -> Episode:

@@ -85,13 +85,13 @@ def rules() -> dict[str, tuple[Rule, ...]]:
     for colour in COLOURS:
         block = f"{colour}_block"
         others = [f"{c}_block" for c in COLOURS if c != colour]
-        lifted, held = {block: "grasped", "grasped": 1}, {block: "grasped", "grasped": 1}
+        held = {block: "grasped", "grasped": 1}
         for verb, side in product(("rotate", "push"), ("right", "left")):
             made[f"{verb}_{block}_{side}"] = free({block: "table"}, {})
-        made[f"lift_{block}_table"] = free({block: "table"}, lifted)
-        made[f"lift_{block}_drawer"] = free({block: "drawer", "drawer": "open"}, lifted)
-        made[f"lift_{block}_slider"] = free({block: "slider_left", "slider": "right"}, lifted) + free(
-            {block: "slider_right", "slider": "left"}, lifted
+        made[f"lift_{block}_table"] = free({block: "table"}, held)
+        made[f"lift_{block}_drawer"] = free({block: "drawer", "drawer": "open"}, held)
+        made[f"lift_{block}_slider"] = free({block: "slider_left", "slider": "right"}, held) + free(
+            {block: "slider_right", "slider": "left"}, held
         )
         # The benchmark books the block into the compartment behind the door, although only the other one is open.
         for side in ("right", "left"):

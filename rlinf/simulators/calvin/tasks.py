@@ -5,13 +5,13 @@ The thresholds are those of the benchmark's task file (tests compare them with t
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
+from rlinf.errors import did_you_mean
 from rlinf.simulators.contract import Array
 
 COLOURS = ("red", "blue", "pink")
@@ -184,9 +184,8 @@ def solved(task: str, start: Facts, now: Facts) -> bool:
 def check_task(task: str) -> str:
     """The task's name, or ValueError with the nearest one."""
     if task not in JUDGES:
-        close = difflib.get_close_matches(task, TASKS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {len(TASKS)}: {', '.join(TASKS)}"
-        raise ValueError(f"task {task!r} is unknown; {hint}")
+        hint = did_you_mean(task, TASKS) or f"; there are {len(TASKS)}: {', '.join(TASKS)}"
+        raise ValueError(f"task {task!r} is unknown{hint}")
     return task
 
 

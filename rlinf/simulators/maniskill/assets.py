@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.simulators.contract import AbsentError, SetupError
-from rlinf.simulators.maniskill.family import NUM_IMAGES, NUM_OBJECTS, NUM_PLATES, Range, Variant, variant
+from rlinf.simulators.maniskill.tasks import NUM_IMAGES, NUM_OBJECTS, NUM_PLATES, BodyKey, Episode, Variant, variant
 
 INSTALL = (
     "`bash requirements/envs/maniskill.sh FOLDER` fetches everything, then "
@@ -52,13 +52,23 @@ class TableImage:
 
 @dataclass(frozen=True)
 class Assets:
-    """Everything that the stage loads."""
+    """The files of robot, table, objects, plates and images."""
 
     urdf: Path
     table: Path
     objects: tuple[Model, ...]
     plates: tuple[Model, ...]
     images: tuple[TableImage, ...]
+
+    def model(self, key: BodyKey) -> Model:
+        """The model of an object or plate."""
+        kind, index = key
+        return (self.objects if kind == "object" else self.plates)[index]
+
+    def instruction(self, episode: Episode) -> str:
+        """The sentence the policy is told."""
+        names = self.objects[episode.object.index].name, self.plates[episode.plate.index].name
+        return episode.instruction(*names)
 
     def check(self, variants: Sequence[Variant]) -> None:
         """Every file that these variants need must be there, before any long work."""
@@ -68,10 +78,9 @@ class Assets:
 
     def _needed(self, variants: Sequence[Variant]) -> Iterable[Path]:
         for v in variants:
-            plates = range(NUM_PLATES) if v.extra == "plate" and v.plates.count == 1 else _span(v.plates)
-            for model in (*(self.objects[i] for i in _span(v.objects)), *(self.plates[i] for i in plates)):
+            for model in map(self.model, v.bodies):
                 yield from (model.collision, model.visual)
-            for i in _span(v.images):
+            for i in v.images.members:
                 yield self.images[i].picture
                 if v.texture is not None:
                     yield self.images[i].texture
@@ -150,7 +159,3 @@ def _meshes(urdf: Path) -> Iterable[Path]:
     if urdf.is_file():
         for name in sorted(set(re.findall(r'filename="([^"]+)"', urdf.read_text(encoding="utf-8")))):
             yield urdf.parent / name.removeprefix("package://")
-
-
-def _span(digits: Range) -> range:
-    return range(digits.first, digits.first + digits.count)

@@ -18,12 +18,12 @@ LAYOUT = "it should hold data/ of mees/calvin_env and tasks/ of mees/calvin: bas
 
 
 def table_file(scene: str) -> str:
-    """The table of a scene."""
+    """Path of the table of a scene (A to D) within the folder."""
     return f"data/calvin_table_{scene}/urdf/calvin_table_{scene}.urdf"
 
 
 def block_files(scene: str) -> list[str]:
-    """The red, blue and pink block of a scene."""
+    """Paths of the red, blue and pink block of a scene within the folder."""
     sizes = zip(COLOURS, GEOMETRY[scene].sizes, strict=True)
     return [f"data/blocks/block_{colour}_{size}.urdf" for colour, size in sizes]
 
@@ -50,7 +50,7 @@ def check_folder(folder: Path, scenes: Sequence[str]) -> None:
 
 
 def _referenced(path: Path) -> Iterator[Path]:
-    """The meshes, materials and textures a URDF leads to."""
+    """The meshes, materials and textures that a URDF names."""
     if path.suffix != ".urdf" or not path.is_file():
         return
     for name in sorted(set(re.findall(r'filename="([^"]+)"', path.read_text()))):

@@ -1,18 +1,19 @@
-"""What an episode id of the put-on-plate tasks means: the whole published family as one table. Standard library only.
+"""The put-on-plate tasks: one table of the published environments, and what an episode id of each means.
 
 An episode id is a mixed-radix number; from the most significant digit: object, plate, extra, table image, places, yaw.
 The extra digit is whatever the task varies besides (a second object, a second plate, an instruction, an arm pose).
-Positions are in metres in the world frame, quaternions w x y z, joint angles in radians.
+Positions are in metres in the world frame, quaternions w x y z, joint angles in radians. Standard library only.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple
+
+from rlinf.errors import did_you_mean
 
 PREFIX = "PutOnPlateInScene25"
 NUM_OBJECTS, NUM_PLATES, NUM_IMAGES = 25, 17, 21
@@ -43,6 +44,7 @@ START_QPOS = (-0.01840777, 0.0398835, 0.22242722, -0.00460194, 1.36524296, 0.001
 TELEPORT_STEP = 5  # PositionChangeTo-v1 moves the object when this many actions have been executed
 YAWS = tuple(math.radians(a) for a in (0, 45, 90, 135))
 RING_YAWS = tuple(math.radians(a) for a in (-22.5, -67.5, -112.5, -157.5))
+UPRIGHT = (1.0, 0.0, 0.0, 0.0)
 CENTRE, HALF_EDGE, CELLS = (-0.16, 0.0), 0.075, 6
 NEAR, FAR = 0.07, 0.15  # what lies in one scene must be further apart than this, m
 
@@ -50,15 +52,16 @@ ObjSet = Literal["train", "test", "all"]
 Layout = Literal["pair", "ring", "second_object", "second_plate"]
 Extra = Literal["none", "unused", "template", "object", "plate", "qpos"]
 Cell = tuple[float, float]
+BodyKey = tuple[str, int]  # "object" or "plate", and its index
 
 
 @dataclass(frozen=True)
 class Body:
-    """One of the objects or plates and where it starts."""
+    """One of the objects or plates and where it starts; quaternions default to standing upright."""
 
     index: int  # into the asset folder's model_db
     position: tuple[float, float, float]
-    quaternion: tuple[float, float, float, float]
+    quaternion: tuple[float, float, float, float] = UPRIGHT
 
 
 class Teleport(NamedTuple):
@@ -97,6 +100,19 @@ class Episode:
         """The sentence the policy is told."""
         return TEMPLATES[self.template].replace("$C$", object_name).replace("$P$", plate_name)
 
+    @property
+    def bodies(self) -> dict[BodyKey, Body]:
+        """The objects and plates that the episode shows."""
+        objects, plates = (self.object, self.extra_object), (self.plate, self.extra_plate)
+        shown = {("object", body.index): body for body in objects if body is not None}
+        return shown | {("plate", body.index): body for body in plates if body is not None}
+
+
+def hidden_bodies() -> dict[BodyKey, Body]:
+    """Where the published layout keeps the objects and plates that an episode does not show: behind the camera."""
+    objects = {("object", i): Body(i, (1.0, 0.3 * i, 1.0)) for i in range(NUM_OBJECTS)}
+    return objects | {("plate", i): Body(i, (2.0, 0.3 * i, 1.0)) for i in range(NUM_PLATES)}
+
 
 @dataclass(frozen=True)
 class Range:
@@ -104,6 +120,11 @@ class Range:
 
     count: int
     first: int = 0
+
+    @property
+    def members(self) -> range:
+        """What its digits stand for."""
+        return range(self.first, self.first + self.count)
 
 
 ONE, SEEN, UNSEEN_OBJECTS, UNSEEN_IMAGES, UNSEEN_PLATES = Range(1), Range(16), Range(9, 16), Range(5, 16), Range(16, 1)
@@ -127,15 +148,14 @@ class Variant:
     @property
     def radices(self) -> tuple[int, ...]:
         """Sizes of the digits, most significant first."""
-        places = len(places_of(self.layout))
-        return (
-            self.objects.count,
-            self.plates.count,
-            self.extras.count,
-            self.images.count,
-            places,
-            len(self.yaws),
-        )
+        chosen = (self.objects, self.plates, self.extras, self.images)
+        return (*(digit.count for digit in chosen), len(places_of(self.layout)), len(self.yaws))
+
+    @property
+    def bodies(self) -> list[BodyKey]:
+        """The objects and plates that an episode may show; beside a single plate, the extra digit may choose any."""
+        plates = Range(NUM_PLATES) if self.extra == "plate" and self.plates.count == 1 else self.plates
+        return [*(("object", i) for i in self.objects.members), *(("plate", i) for i in plates.members)]
 
     @property
     def total(self) -> int:
@@ -201,8 +221,7 @@ ENV_IDS = tuple(VARIANTS)
 def variant(env_id: str, obj_set: str) -> Variant:
     """The table's entry; a ValueError names the nearest id when there is none."""
     if env_id not in VARIANTS:
-        close = difflib.get_close_matches(env_id, ENV_IDS, n=1, cutoff=0.3)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(PREFIX + env_id.removeprefix(PREFIX), ENV_IDS)
         short = ", ".join(name.removeprefix(PREFIX) for name in ENV_IDS)
         raise ValueError(f"id={env_id!r} is not an environment{hint}; known: {PREFIX} + {short}")
     sets = VARIANTS[env_id]
@@ -223,10 +242,10 @@ def episode(env_id: str, obj_set: str, episode_id: int) -> Episode:
         raise ValueError(f"episode_id={episode_id} must lie in [0, {v.total}) for {env_id} with obj_set={obj_set}")
     object_, plate, extra, image, places, yaw = digits(episode_id, v.radices)
     cells = places_of(v.layout)[places]
-    turned, flat = _about_z(v.yaws[yaw]), (1.0, 0.0, 0.0, 0.0)
+    turned = _about_z(v.yaws[yaw])
     index = {"object": v.objects.first + object_, "plate": v.plates.first + plate}
     spots = [(*cell, height) for cell, height in zip(cells, v.heights, strict=False)]
-    bodies = {"object": Body(index["object"], spots[0], turned), "plate": Body(index["plate"], spots[1], flat)}
+    bodies = {"object": Body(index["object"], spots[0], turned), "plate": Body(index["plate"], spots[1])}
     second: Body | None = None
     if v.extra == "object" or v.extra == "plate":
         second = Body(_second(v, index[v.extra], extra), spots[2], bodies[v.extra].quaternion)

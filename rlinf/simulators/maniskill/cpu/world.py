@@ -1,4 +1,4 @@
-"""The put-on-plate world in SAPIEN's CPU physics, and the judge of an episode. Imports SAPIEN, draws nothing.
+"""The put-on-plate world in SAPIEN's CPU physics. Imports SAPIEN, draws nothing.
 
 Equal to ManiSkill 3.0.1 bit for bit in a new world. PhysX keeps contact caches over resets that no call clears, so that
 an episode is only reproducible in a world of its own: every reset builds one, with what the episode shows and no more.
@@ -15,57 +15,52 @@ import sapien
 from sapien import physx
 
 from rlinf.simulators.contract import Array
-from rlinf.simulators.maniskill.arm import BASE_POSITION, BASE_QUATERNION, FINGER_LINKS, Arm
+from rlinf.simulators.maniskill import constants
 from rlinf.simulators.maniskill.assets import Assets
-from rlinf.simulators.maniskill.family import NUM_OBJECTS, NUM_PLATES, Body, Episode
-
-TABLE_POSITION, TABLE_QUATERNION = (2.0634, 2.8313, 0.0), (0.707, 0.707, 0.0, 0.0)
-FRICTION, ROBOT_FRICTION = 1.0, 0.3  # of objects and plates; of robot and table
-GRASP_FORCE, GRASP_ANGLE, HELD_STEPS = 0.5, 85.0, 5  # N at each finger, degrees off its axis, steps in a row
-ON_PLATE_MARGIN, ON_PLATE_HEIGHT, ON_PLATE_FORCE = 0.01, 0.05, 0.03  # m sideways, m above it, N
-Key = tuple[str, int]  # object or plate, index
-
-
-class Judgement(NamedTuple):
-    """What holds after a step; the two about grasping stay true for the rest of the episode."""
-
-    success: bool = False
-    is_src_obj_grasped: bool = False
-    consecutive_grasp: bool = False  # grasped for HELD_STEPS steps in a row
-    src_on_target: bool = False  # all that success asks for: the hand may still hold the object
+from rlinf.simulators.maniskill.cpu.arm import Arm
+from rlinf.simulators.maniskill.judge import GRASP_ANGLE, GRASP_FORCE, Judge, Judgement
+from rlinf.simulators.maniskill.tasks import Body, BodyKey, Episode, hidden_bodies
 
 
 class View(NamedTuple):
     """What a camera can see: the poses of the robot's links and of the bodies."""
 
     links: dict[str, Any]
-    bodies: dict[Key, Any]
+    bodies: dict[BodyKey, Any]
 
 
-class Stage:
+class World:
     """One world. `reset` builds it; then `step`, look and judge."""
 
     episode: Episode
-    judgement: Judgement
+    judge: Judge  # of the episode
     steps: int  # actions executed
-    grasped_steps: int  # in a row, up to now
     arm: Arm
 
-    def __init__(self, assets: Assets, *, sim_freq: int = 500, control_freq: int = 5, parked: bool = False) -> None:
-        """`parked` is the published layout: one world for good, where all that is not shown stands aside."""
-        self.assets, self.parked = assets, parked
+    def __init__(
+        self,
+        assets: Assets,
+        *,
+        sim_freq: int = constants.SIM_FREQ,
+        control_freq: int = constants.CONTROL_FREQ,
+        all_bodies: bool = False,
+    ) -> None:
+        """`all_bodies` is the published layout: one world for good, with everything that no episode shows behind the
+        camera."""
+        self.assets, self.all_bodies = assets, all_bodies
         self.sim_freq, self.substeps = sim_freq, sim_freq // control_freq
         self._scene: Any = None
 
     def reset(self, episode: Episode) -> None:
         """Put everything where the episode starts."""
-        self.episode, self.judgement = episode, Judgement()
-        self.steps = self.grasped_steps = 0
-        shown = shown_bodies(episode)
-        if not self.parked:
-            self._build(shown)
+        self.episode, self.steps = episode, 0
+        self._object, self._plate = ("object", episode.object.index), ("plate", episode.plate.index)
+        plate, object_ = self.assets.model(self._plate).size, self.assets.model(self._object).size
+        self.judge = Judge(*Judge.limits(max(plate), plate[2], object_[2]))
+        if not self.all_bodies:
+            self._build(episode.bodies)
         else:
-            everything = _aside() | shown
+            everything = hidden_bodies() | episode.bodies
             if self._scene is None:
                 self._build(everything)
             for key, body in everything.items():
@@ -86,11 +81,10 @@ class Stage:
         move = self.episode.teleport
         if move is not None and self.steps == move.step:
             self._entities[self._object].set_pose(sapien.Pose(move.position, move.quaternion))
-        self.judgement = self._judge()
-        return self.judgement
+        return self._judge()
 
     def view(self) -> View:
-        """Where everything is that can be seen."""
+        """Where links and bodies are."""
         links = {name: link.entity_pose for name, link in self.arm.links.items()}
         return View(links, {key: entity.pose for key, entity in self._entities.items()})
 
@@ -101,27 +95,19 @@ class Stage:
 
     @property
     def plate_pose(self) -> Array:
-        """The same of the plate."""
+        """Position and quaternion of the plate, f32 [7]."""
         return as_array(self._entities[self._plate].pose)
 
     @property
     def gripper_pose(self) -> Array:
-        """The same of the point between the fingers."""
+        """Position and quaternion of the point between the fingers, f32 [7]."""
         return as_array(self.arm.gripper)
 
     def close(self) -> None:
         """Free the world."""
         self._scene = None
 
-    @property
-    def _object(self) -> Key:
-        return ("object", self.episode.object.index)
-
-    @property
-    def _plate(self) -> Key:
-        return ("plate", self.episode.plate.index)
-
-    def _build(self, bodies: dict[Key, Body]) -> None:
+    def _build(self, bodies: dict[BodyKey, Body]) -> None:
         """A new world: robot, table, objects and plates in the order of their numbers, as published."""
         _configure_physics()
         self._physics = physx.PhysxCpuSystem()
@@ -129,27 +115,30 @@ class Stage:
         self._scene = sapien.Scene([self._physics])
         self.arm = Arm(_robot_builder(self.assets.urdf).set_scene(self._scene).build(), self.assets.urdf)
         table = self._scene.create_actor_builder()
-        table.add_nonconvex_collision_from_file(str(self.assets.table), pose=sapien.Pose(q=TABLE_QUATERNION))
-        table.initial_pose = sapien.Pose(TABLE_POSITION)
+        table.add_nonconvex_collision_from_file(str(self.assets.table), pose=sapien.Pose(q=constants.TABLE_QUATERNION))
+        table.initial_pose = sapien.Pose(constants.TABLE_POSITION)
         table.build_static(name="table")
-        material = physx.PhysxMaterial(FRICTION, FRICTION, 0.0)
-        self._entities: dict[Key, Any] = {}
-        for (kind, index), body in sorted(bodies.items()):
-            model = (self.assets.objects if kind == "object" else self.assets.plates)[index]
+        material = physx.PhysxMaterial(constants.FRICTION, constants.FRICTION, 0.0)
+        self._entities: dict[BodyKey, Any] = {}
+        for key, body in sorted(bodies.items()):
+            model = self.assets.model(key)
             builder = self._scene.create_actor_builder()
             builder.add_multiple_convex_collisions_from_file(
                 str(model.collision), material=material, density=model.density
             )
             builder.initial_pose = _pose(body)
-            self._entities[kind, index] = builder.build(name=model.folder.name)
+            self._entities[key] = builder.build(name=model.folder.name)
         kinds = physx.PhysxRigidDynamicComponent
         self._components = {key: entity.find_component_by_type(kinds) for key, entity in self._entities.items()}
-        self._fingers = [self.arm.links[name] for name in FINGER_LINKS]
+        self._fingers = [self.arm.links[name] for name in constants.FINGER_LINKS]
 
     def _judge(self) -> Judgement:
-        """Read the contacts of the last physics step once and look at everything."""
+        """Judge the step by the contacts of its last physics step, and by where object and plate are."""
         object_, plate = self._components[self._object], self._components[self._plate]
-        force = {"plate": np.zeros(3), **{name: np.zeros(3) for name in FINGER_LINKS}}  # N, of the object on each
+        force = {
+            "plate": np.zeros(3),
+            **{name: np.zeros(3) for name in constants.FINGER_LINKS},
+        }  # N, of the object on each
         partners = dict(zip((plate, *self._fingers), force, strict=True))
         for contact in self._physics.get_contacts():
             first, second = contact.bodies
@@ -161,14 +150,12 @@ class Stage:
         grasped = all(
             self._presses(link, force[link.name], side) for link, side in zip(self._fingers, (1, -1), strict=True)
         )
-        self.grasped_steps = self.grasped_steps + 1 if grasped else 0
-        on_plate = self._above_plate() and bool(np.linalg.norm(force["plate"]) > ON_PLATE_FORCE)
-        before = self.judgement
-        return Judgement(
-            success=on_plate,
-            is_src_obj_grasped=before.is_src_obj_grasped or grasped,
-            consecutive_grasp=before.consecutive_grasp or self.grasped_steps >= HELD_STEPS,
-            src_on_target=on_plate,
+        away = self.object_pose[:3] - self.plate_pose[:3]
+        return self.judge.step(
+            sideways=float(np.linalg.norm(away[:2])),
+            above=float(away[2]),
+            force=float(np.linalg.norm(force["plate"])),
+            grasping=grasped,
         )
 
     def _presses(self, finger: Any, force: Array, side: int) -> bool:
@@ -179,25 +166,6 @@ class Stage:
         outwards = side * finger.entity_pose.to_transformation_matrix()[:3, 1]
         return bool(np.rad2deg(np.arccos(np.clip(force @ outwards / size, -1, 1))) <= GRASP_ANGLE)
 
-    def _above_plate(self) -> bool:
-        """Whether the object's centre is over the plate and not far above; all stand upright when an episode starts."""
-        plate = np.array(self.assets.plates[self._plate[1]].size) / 2
-        half_height = self.assets.objects[self._object[1]].size[2] / 2
-        away = self.object_pose[:3] - self.plate_pose[:3]
-        close = np.linalg.norm(away[:2]) <= plate.max() + ON_PLATE_MARGIN
-        return bool(close and away[2] > 0 and away[2] - plate[2] - half_height <= ON_PLATE_HEIGHT)
-
-
-def shown_bodies(episode: Episode) -> dict[Key, Body]:
-    """The objects and plates of an episode."""
-    given = (
-        ("object", episode.object),
-        ("object", episode.extra_object),
-        ("plate", episode.plate),
-        ("plate", episode.extra_plate),
-    )
-    return {(kind, body.index): body for kind, body in given if body is not None}
-
 
 def as_array(pose: Any) -> Array:
     """Position and quaternion w x y z, f32 [7]."""
@@ -206,13 +174,6 @@ def as_array(pose: Any) -> Array:
 
 def _pose(body: Body) -> Any:
     return sapien.Pose(body.position, body.quaternion)
-
-
-def _aside() -> dict[Key, Body]:
-    """Where the published layout keeps everything that an episode does not show."""
-    upright = (1.0, 0.0, 0.0, 0.0)
-    objects = {("object", i): Body(i, (1.0, 0.3 * i, 1.0), upright) for i in range(NUM_OBJECTS)}
-    return objects | {("plate", i): Body(i, (2.0, 0.3 * i, 1.0), upright) for i in range(NUM_PLATES)}
 
 
 def _configure_physics() -> None:
@@ -229,7 +190,7 @@ def _configure_physics() -> None:
         enable_friction_every_iteration=True,
         cpu_workers=0,
     )
-    physx.set_default_material(ROBOT_FRICTION, ROBOT_FRICTION, 0.0)
+    physx.set_default_material(constants.ROBOT_FRICTION, constants.ROBOT_FRICTION, 0.0)
 
 
 @cache
@@ -240,5 +201,5 @@ def _robot_builder(urdf: Path) -> Any:
     builder = loader.parse(str(urdf))[0][0]
     for link in builder.link_builders:
         link.visual_records = []
-    builder.set_initial_pose(sapien.Pose(BASE_POSITION, BASE_QUATERNION))
+    builder.set_initial_pose(sapien.Pose(constants.BASE_POSITION, constants.BASE_QUATERNION))
     return builder

@@ -18,7 +18,8 @@ import numpy as np
 import pybullet
 from pybullet_utils.bullet_client import BulletClient
 
-from rlinf.simulators.calvin.data import PLANE, ROBOT, block_files, table_file
+from rlinf.simulators.calvin.assets import PLANE, ROBOT, block_files, table_file
+from rlinf.simulators.calvin.suite import STEP_ANGLE, STEP_LENGTH
 from rlinf.simulators.calvin.tasks import COLOURS, Block, Contact, Facts
 from rlinf.simulators.contract import Array, SetupError
 from rlinf.simulators.opengl import egl_works
@@ -31,7 +32,6 @@ NULL_SPACE = ([-7] * 9, [7] * 9, [7] * 9, [*REST_POSE, 0.04, 0.04])  # limits, r
 BASE = (-0.34, -0.46, 0.24)
 ARM_FORCE, ARM_SPEED, FINGER_SPEED = 200, 2, 1
 OPEN_WIDTH, OPEN_FORCE, CLOSE_FORCE = 0.04, 2.0, 200  # per finger, m and N
-STEP_LENGTH, STEP_ANGLE = 0.02, 0.05  # m and rad of an action of 1
 SUBSTEPS, PHYSICS_HZ = 8, 240  # 30 control steps a second
 SCALE, TABLE_FORCE = 0.8, 4
 STATIC_VIEW = (
@@ -47,7 +47,7 @@ EGL_WASTE = 2  # frames: the first of an EGL context have no shadows
 Renderer = Literal["auto", "tiny", "egl"]
 
 
-class Stage:
+class World:
     """One Bullet world. `reset` builds it; then `step`, look and render."""
 
     scene: str  # letter

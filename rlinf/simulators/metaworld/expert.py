@@ -1,0 +1,20 @@
+"""MetaWorld's scripted policies as an expert."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf.simulators.contract import Array
+from rlinf.simulators.metaworld.scene import Scene
+from rlinf.simulators.metaworld.suite import Options
+
+
+class Expert:
+    """Acts by the scripted policy of the running task; those give actions beyond 1, which are clipped."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def act(self, sim: Scene) -> Array:
+        """One action f32 [4] from the full observation."""
+        return np.clip(sim.scripted_policy().get_action(sim.full_observation()), -1, 1).astype(np.float32)
