@@ -90,7 +90,7 @@ def random_actions(rng: np.random.Generator, count: int) -> np.ndarray:
 
 def measure_ours(cfg: EnvConfig, processes: int, seconds: float) -> float:
     """Env-steps/s of VecEnv with as many envs and processes."""
-    env = VecEnv(cfg, env_spec(cfg), num_envs=processes, first_env=0, mode="train", chunk_size=CHUNK, seed=0)
+    env = VecEnv(cfg, env_spec(cfg), env_ids=range(processes), mode="train", chunk_size=CHUNK, seed=0)
     rng = np.random.default_rng(0)
     steps, spent = 0, 0.0
     try:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.fleet import scene_arrays
-from rlinf.envs.sim_process import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
+from rlinf.envs.fleet import Fleet
 from rlinf.envs.spec import env_options, env_spec, eval_trials, find_simulator
 from rlinf.envs.vec import VecEnv
-from rlinf.errors import SimulatorError, UserError
+from rlinf.errors import UserError
 from rlinf.simulators.contract import EnvSpec
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
@@ -48,13 +48,34 @@ class Demo:
 
 @dataclass
 class _Running:
-    """A demonstration under way in one process."""
+    """A demonstration under way."""
 
     job: DemoJob
     task: str
     description: str
     steps: int = 0
     pieces: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    def next_piece(self) -> dict[str, Any]:
+        """Arguments of the next command."""
+        steps, job = min(PIECE, self.job.max_steps - self.steps), self.job
+        return {"steps": steps, "stop": True, "record": False, "noise_std": job.noise_std, "noise_seed": job.noise_seed}
+
+    def demo(self, success: bool) -> Demo:
+        """The demonstration that it has become."""
+        columns = {name: np.concatenate([piece[name] for piece in self.pieces]) for name in self.pieces[0]}
+        return Demo(
+            job=self.job,
+            task=self.task,
+            description=self.description,
+            success=success,
+            images=columns["images"],
+            wrist_images=columns.get("wrist_images"),
+            states=columns.get("states", np.zeros((self.steps, 0), np.float32)),
+            labels=columns["labels"],
+            actions=columns["actions"],
+            critic_states=columns.get("critic_state"),
+        )
 
 
 class DemoPlayer:
@@ -65,31 +86,19 @@ class DemoPlayer:
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, num_processes: int = 0) -> None:
         check_expert(cfg)
-        layout = scene_arrays(spec, 1, 1, 0, False)
-        layout |= {
-            "demo_images": ("uint8", (PIECE, *spec.image_size, 3)),
-            "demo_states": ("float32", (PIECE, spec.state_dim)),
-            "demo_labels": ("float32", (PIECE, spec.action_dim)),
-            "demo_actions": ("float32", (PIECE, spec.action_dim)),
-        }
-        if spec.num_wrist_images:
-            layout["demo_wrist_images"] = ("uint8", (PIECE, spec.num_wrist_images, *spec.wrist_image_size, 3))
-        if spec.critic_state_dim:
-            layout["demo_critic_states"] = ("float32", (PIECE, spec.critic_state_dim))
-        self._names = [name for name in layout if name.startswith("demo_")]
-        self._deadline_s = cfg.step_deadline_s
-        self._processes = [
-            SimProcess(
-                simulator=cfg.env_type,
-                options=env_options(cfg),
-                num_scenes=1,
-                layout=layout,
-                name=f"{p} (demonstrations)",
-                python=cfg.python,
-            )
-            for p in range(num_processes or cfg.num_processes or os.cpu_count() or 1)
-        ]
-        self._started = False
+        self._jobs: Sequence[DemoJob] = ()  # being played, by row
+        self._num_rows = num_processes or cfg.num_processes or os.cpu_count() or 1
+        self._fleet = Fleet(
+            cfg,
+            replace(spec, batched=False),  # an expert looks into one scene at a time
+            range(self._num_rows),
+            options=env_options(cfg),
+            num_processes=self._num_rows,
+            chunk_size=PIECE,
+            playing=lambda row: f"demonstration reset id {self._jobs[row].reset_id}" if row < len(self._jobs) else "",
+            critic_state=True,
+            demonstrations=True,
+        )
 
     def __enter__(self) -> DemoPlayer:
         return self
@@ -99,53 +108,34 @@ class DemoPlayer:
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            process.close()
+        self._fleet.close()
 
     def play(self, jobs: Sequence[DemoJob]) -> Iterator[Demo]:
         """The demonstrations of `jobs`, in their order: failures included, `success` tells."""
-        self._start()
-        for first in range(0, len(jobs), len(self._processes)):
-            batch = dict(zip(self._processes, jobs[first : first + len(self._processes)], strict=False))
-            yield from self._play_batch(batch)
+        self._fleet.start()
+        for first in range(0, len(jobs), self._num_rows):
+            yield from self._play_together(jobs[first : first + self._num_rows])
 
-    def _start(self) -> None:
-        if not self._started:
-            start_all(self._processes)
-            self._started = True
-
-    def _play_batch(self, jobs: dict[SimProcess, DemoJob]) -> list[Demo]:
-        """One job per process, all at once, in pieces."""
-        starts = {
-            process: {"reset_id": job.reset_id, "noise_std": job.noise_std, "noise_seed": job.noise_seed}
-            for process, job in jobs.items()
-        }
-        running = {
-            process: _Running(jobs[process], reply["task"], reply["description"])
-            for process, reply in self._command("demo_start", starts).items()
-        }
-        finished: dict[SimProcess, Demo] = {}
-        while running:
-            work = {p: {"steps": min(PIECE, r.job.max_steps - r.steps)} for p, r in running.items()}
-            for process, reply in self._command("demo_steps", work).items():
-                run = running[process]
+    def _play_together(self, jobs: Sequence[DemoJob]) -> list[Demo]:
+        """One job per process, all at once, in pieces; where a simulator died, from the beginning."""
+        self._jobs = jobs
+        self._fleet.reset_failure_count()
+        running: dict[int, _Running] = {}
+        finished: dict[int, Demo] = {}
+        while len(finished) < len(jobs):
+            waiting = [row for row in range(len(jobs)) if row not in running and row not in finished]
+            replies, _ = self._fleet.command("reset", {row: {"reset_id": jobs[row].reset_id} for row in waiting})
+            running |= {row: _Running(jobs[row], r["task"], r["description"]) for row, r in replies.items()}
+            replies, gone = self._fleet.command("expert_chunk", {row: run.next_piece() for row, run in running.items()})
+            for row, reply in replies.items():
+                run, played = running[row], slice(reply["steps"])
                 run.steps += reply["steps"]
-                run.pieces.append({n: process.arrays[n][: reply["steps"]].copy() for n in self._names})
-                if reply["success"] or run.steps >= run.job.max_steps:
-                    finished[process] = _join(running.pop(process), reply["success"])
-        return [finished[process] for process in jobs]
-
-    def _command(self, command: str, work: dict[SimProcess, dict]) -> dict[SimProcess, dict]:
-        replies = {}
-        scenes = {process: [(0, arguments)] for process, arguments in work.items()}
-        for process, reply in command_scenes(command, scenes, self._deadline_s).items():
-            if isinstance(reply, SimulatorDiedError):
-                raise SimulatorError(str(reply))
-            assert isinstance(reply, ScenesReply)
-            if reply.failed:
-                raise SimulatorError(f"a demonstration failed in simulator process {process.name}:\n{reply.failed[0]}")
-            replies[process] = reply.replies[0]
-        return replies
+                run.pieces.append({n: rows[played].copy() for n, rows in self._fleet.arrays(row, "demo_").items()})
+                success, done = (bool(self._fleet.array(row, name)[played].any()) for name in ("success", "done"))
+                if success or done or run.steps >= run.job.max_steps:
+                    finished[row] = running.pop(row).demo(success)
+            running = {row: run for row, run in running.items() if row not in gone}
+        return [finished[row] for row in range(len(jobs))]
 
 
 def check_expert(cfg: EnvConfig) -> None:
@@ -160,16 +150,8 @@ def play_trials(cfg: EnvConfig, *, seed: int) -> list[EpisodeRecord]:
     spec = replace(env_spec(cfg, "env.eval"), batched=False)  # an expert looks into one scene at a time
     trials = eval_trials(cfg, spec)
     num_envs = min(cfg.total_num_envs, len(trials))
-    env = VecEnv(
-        replace(cfg, total_num_envs=num_envs),
-        spec,
-        num_envs=num_envs,
-        first_env=0,
-        mode="eval",
-        chunk_size=PIECE,
-        seed=seed,
-        trials=trials,
-    )
+    cfg = replace(cfg, total_num_envs=num_envs)
+    env = VecEnv(cfg, spec, env_ids=range(num_envs), mode="eval", chunk_size=PIECE, seed=seed, trials=trials)
     try:
         env.reset()
         while not env.done:
@@ -177,21 +159,3 @@ def play_trials(cfg: EnvConfig, *, seed: int) -> list[EpisodeRecord]:
     finally:
         env.close()
     return sorted(env.drain_episodes(), key=lambda record: trials.index(record.reset_id))
-
-
-def _join(run: _Running, success: bool) -> Demo:
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([piece[f"demo_{name}"] for piece in run.pieces])
-
-    return Demo(
-        job=run.job,
-        task=run.task,
-        description=run.description,
-        success=success,
-        images=column("images"),
-        wrist_images=column("wrist_images") if "demo_wrist_images" in run.pieces[0] else None,
-        states=column("states"),
-        labels=column("labels"),
-        actions=column("actions"),
-        critic_states=column("critic_states") if "demo_critic_states" in run.pieces[0] else None,
-    )

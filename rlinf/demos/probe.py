@@ -34,8 +34,7 @@ class Probe:
         self.env = VecEnv(
             env_cfg,
             spec,
-            num_envs=num_envs,
-            first_env=0,
+            env_ids=range(num_envs),
             mode="eval",
             chunk_size=policy_spec.num_action_chunks,
             seed=cfg.runner.seed,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rlinf.data.noise import generator
 from rlinf.data.types import EpisodeRecord
@@ -27,11 +28,21 @@ class Episode:
     success_now: bool = False
     extra: dict[str, float] = field(default_factory=dict)
     waiting: bool = True  # ended (or never begun) and not reset: nothing is simulated
-    on_stage: bool = False  # whether its scene still holds this episode
+    loaded: bool = False  # whether its scene still holds this episode
 
     def next(self, number: int, reset_id: int) -> Episode:
         """A new episode of the same env."""
-        return Episode(self.env_id, number, reset_id, waiting=False, on_stage=True)
+        return Episode(self.env_id, number, reset_id, waiting=False, loaded=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint holds of it; the files call `loaded` on_stage."""
+        saved = asdict(self)
+        return saved | {"on_stage": saved.pop("loaded")}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Episode:
+        """The episode of a `to_json`."""
+        return cls(**{"loaded" if name == "on_stage" else name: value for name, value in saved.items()})
 
     def advance(self, levels: Sequence[float], success: Sequence[bool], *, relative: bool) -> list[float]:
         """Count the executed steps of a chunk and return their rewards: levels, or differences of levels."""
@@ -44,7 +55,7 @@ class Episode:
         self.episode_return += float(sum(rewards))
         return rewards
 
-    def describe(self) -> str:
+    def title(self) -> str:
         """What is being played, for an error message; empty when nothing is."""
         return "" if self.waiting else f"env {self.env_id} task {self.task or '(starting)'} reset id {self.reset_id}"
 

@@ -1,15 +1,14 @@
-"""VecEnv: a batch of environments over simulator processes. Written once for every simulator.
+"""VecEnv: a batch of environments over simulator processes, written once for every simulator.
 
 It owns chunks, auto-reset, groups, ignore_terminations, relative reward, episode records, video, and what happens to an
-episode when its simulator dies. Letters: B envs, C actions per chunk, A action dims, K
-columns of the simulator's privileged state.
+episode when its simulator dies. Letters: B envs, C actions per chunk, A action dims, K columns of the simulator's
+privileged state. A row is the position of an env in the batch.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +25,7 @@ from rlinf.simulators.contract import EnvSpec
 
 
 class VecEnv:
-    """`num_envs` environments, numbered from `first_env` over all workers and stages, or as `env_ids` says.
+    """The environments `env_ids`, numbered over all workers and stages; groups of them stay together.
 
     Train: `reset()` begins the next episode everywhere; an ended one waits for it, or restarts at the chunk end with
     auto_reset. Eval: each env plays its share of `trials` one after another, whatever auto_reset says, until `done`.
@@ -37,9 +36,7 @@ class VecEnv:
         cfg: EnvConfig,
         spec: EnvSpec,
         *,
-        num_envs: int,
-        first_env: int = 0,
-        env_ids: Sequence[int] | None = None,
+        env_ids: Sequence[int],
         mode: Literal["train", "eval"],
         chunk_size: int,
         seed: int,
@@ -49,33 +46,29 @@ class VecEnv:
     ) -> None:
         if mode == "eval" and trials is None:
             raise ValueError("mode='eval' needs trials: the held-out reset ids to play")
-        if mode == "train" and (first_env % cfg.group_size or num_envs % cfg.group_size):
-            raise UserError(f"num_envs={num_envs} from env {first_env} splits a group of group_size={cfg.group_size}")
-        env_ids = range(first_env, first_env + num_envs) if env_ids is None else env_ids
+        if mode == "train" and (env_ids[0] % cfg.group_size or len(env_ids) % cfg.group_size):
+            raise UserError(f"{len(env_ids)} envs from {env_ids[0]} on: splits a group of group_size={cfg.group_size}")
         if critic_state and not spec.critic_state_dim:
             raise UserError(f"suite {spec.suite!r} offers no privileged state for a critic")
         self.cfg, self.spec, self.mode, self.seed = cfg, spec, mode, seed
-        self.num_envs, self.chunk_size = num_envs, chunk_size
+        self.num_envs, self.chunk_size = len(env_ids), chunk_size
         self._critic_state, self._video = critic_state, video
-        self._num_recorded = min(num_envs, video.max_envs) if video else 0
+        self._num_recorded = min(self.num_envs, video.max_envs) if video else 0
         self._episodes = [Episode(env_id) for env_id in env_ids]
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
         self._finished: list[EpisodeRecord] = []  # episodes that ended and were not handed out yet
         self._begun = False
-        self._parked: dict[str, Any] | None = None  # state while offloaded
+        self._offloaded: dict[str, Any] | None = None  # `state()`, while the processes are ended
         self._fleet = Fleet(
-            simulator=cfg.env_type,
+            cfg,
+            spec,
+            env_ids,
             options=env_options(cfg, f"env.{mode}"),
-            spec=spec,
-            env_ids=env_ids,
-            num_processes=min(num_envs, cfg.num_processes or os.cpu_count() or 1),
+            num_processes=min(self.num_envs, cfg.num_processes or os.cpu_count() or 1),
             chunk_size=chunk_size,
+            playing=lambda row: self._episodes[row].title(),
             num_recorded=self._num_recorded,
             critic_state=critic_state,
-            python=cfg.python,
-            deadline_s=cfg.step_deadline_s,
-            max_restarts=cfg.max_restarts,
-            describe=lambda row: self._episodes[row].describe(),
         )
 
     @property
@@ -158,19 +151,19 @@ class VecEnv:
 
     def begin_step(self) -> None:
         """A new training step: failures so far no longer count against max_restarts (reset() does this too)."""
-        self._fleet.forgive()
+        self._fleet.reset_failure_count()
 
     def state(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, as JSON."""
-        if self._parked is not None:
-            return self._parked
-        rows = [row for row, e in enumerate(self._episodes) if e.on_stage]
+        if self._offloaded is not None:
+            return self._offloaded
+        rows = [row for row, e in enumerate(self._episodes) if e.loaded]
         replies, gone = self._fleet.command("get_state", {row: {} for row in rows}) if rows else ({}, set())
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was saved")
         return {
             "begun": self._begun,
-            "episodes": [asdict(e) for e in self._episodes],
+            "episodes": [e.to_json() for e in self._episodes],
             "scenes": {str(row): reply["state"] for row, reply in replies.items()},
         }
 
@@ -182,10 +175,10 @@ class VecEnv:
                 f"the checkpoint was made with {there} envs per env rank and stage, not {self.num_envs}; "
                 "keep env.train.total_num_envs and rollout.pipeline_stage_num, or start from runner.ckpt_path"
             )
-        self._parked = None
+        self._offloaded = None
         self._start()
         self._begun = saved["begun"]
-        self._episodes = [Episode(**e) for e in saved["episodes"]]
+        self._episodes = [Episode.from_json(e) for e in saved["episodes"]]
         work = {int(row): {"state": state} for row, state in saved["scenes"].items()}
         _, gone = self._fleet.command("set_state", work)
         if gone:
@@ -195,13 +188,13 @@ class VecEnv:
     def offload(self) -> None:
         """Remember where the envs stand and end the simulator processes."""
         if self._fleet.running:
-            self._parked = self.state()
+            self._offloaded = self.state()
             self._stop()
 
     def onload(self) -> None:
         """Start the simulators again and continue; nothing to do when they run."""
-        if self._parked is not None:
-            self.load_state(self._parked)
+        if self._offloaded is not None:
+            self.load_state(self._offloaded)
 
     def flush_video(self) -> None:
         """Finish the running video file; the next frame begins another."""
@@ -211,7 +204,7 @@ class VecEnv:
     def close(self) -> None:
         """End the simulator processes and the video."""
         self.flush_video()
-        self._parked = None
+        self._offloaded = None
         self._stop()
 
     def _start(self) -> None:
@@ -221,7 +214,7 @@ class VecEnv:
     def _stop(self) -> None:
         self._fleet.close()
         for episode in self._episodes:
-            episode.on_stage = False
+            episode.loaded = False
 
     def _play(self, actions: np.ndarray | None) -> tuple[dict[int, dict[str, Any]], set[int]]:
         """Send the chunk to the running rows; returns their replies, and the rows whose episode was lost."""
@@ -269,7 +262,7 @@ class VecEnv:
     def _lose(self, gone: set[int]) -> set[int]:
         """Note which scenes hold no episode any more; returns those that were playing one."""
         for row in gone:
-            self._episodes[row].on_stage = False
+            self._episodes[row].loaded = False
         return {row for row in gone if not self._episodes[row].waiting}
 
     def _align_groups(self, rows: set[int]) -> set[int]:

@@ -115,7 +115,6 @@ class EnvWorker(Worker):
             self._envs[mode, stage] = VecEnv(
                 cfg,
                 spec,
-                num_envs=len(env_ids),
                 env_ids=env_ids,
                 mode=mode,
                 chunk_size=self.policy_spec.num_action_chunks,

@@ -39,9 +39,7 @@ def make_env(env_type: str, *, num_processes: int) -> VecEnv:
     )
     spec = env_spec(cfg)
     critic = spec.critic_state_dim > 0
-    return VecEnv(
-        cfg, spec, num_envs=NUM_ENVS, first_env=0, mode="train", chunk_size=CHUNK, seed=3, critic_state=critic
-    )
+    return VecEnv(cfg, spec, env_ids=range(NUM_ENVS), mode="train", chunk_size=CHUNK, seed=3, critic_state=critic)
 
 
 @pytest.fixture(scope="module", params=available_simulators())

@@ -59,7 +59,7 @@ def make_env(*, trials: list[int] | None = None, chunk: int = 5, envs: int = 1, 
     keys = {"max_episode_steps": 60, "num_processes": 1, "use_rel_reward": True} | keys
     cfg = EnvConfig(env_type="calvin", total_num_envs=envs, init_params=params, **keys)
     mode = "train" if trials is None else "eval"
-    return VecEnv(cfg, env_spec(cfg), num_envs=envs, first_env=0, mode=mode, chunk_size=chunk, seed=1, trials=trials)
+    return VecEnv(cfg, env_spec(cfg), env_ids=range(envs), mode=mode, chunk_size=chunk, seed=1, trials=trials)
 
 
 def test_the_instruction_changes_in_the_middle_of_a_chunk_and_the_press_pays_once() -> None:

@@ -190,7 +190,7 @@ def test_a_solved_episode_pays_1_2_in_another_process_as_here(scene: Scene) -> N
     env = VecEnv(
         cfg,
         env_spec(cfg, "env.eval"),
-        num_envs=2,
+        env_ids=[0, 1],
         mode="eval",
         chunk_size=end,
         seed=0,

@@ -13,7 +13,6 @@ import torch
 from rlinf.data.types import EnvStep, Observation
 from rlinf.envs import fleet
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.sim_process import ScenesReply
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
@@ -100,16 +99,12 @@ class LocalProcess:
         self.worker.close()
 
 
-def run_locally(
-    command: str, scenes: Mapping[LocalProcess, Sequence[tuple[int, Mapping[str, Any]]]], deadline_s: float
-) -> dict[LocalProcess, ScenesReply]:
-    replies = {}
-    for process, work in scenes.items():
-        message = json.loads(json.dumps({"command": command, "scenes": [[i, dict(a)] for i, a in work]}))
-        answer = json.loads(json.dumps(process.worker.run(message)))
-        assert not answer["failed"]
-        replies[process] = ScenesReply({int(k): v for k, v in answer["replies"].items()}, {})
-    return replies
+def run_locally(messages: Mapping[LocalProcess, Mapping[str, Any]], deadline_s: float) -> dict[LocalProcess, Any]:
+    answers = {}
+    for process, message in messages.items():
+        answers[process] = json.loads(json.dumps(process.worker.run(json.loads(json.dumps(message)))))
+        assert not answers[process]["failed"]
+    return answers
 
 
 @pytest.fixture
@@ -117,7 +112,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """VecEnv over doubles: all in one batch, or each in a process of its own."""
     monkeypatch.setattr(fleet, "SimProcess", LocalProcess)
     monkeypatch.setattr(fleet, "start_all", lambda processes: None)
-    monkeypatch.setattr(fleet, "command_scenes", run_locally)
+    monkeypatch.setattr(fleet, "exchange", run_locally)
     open_envs: list[VecEnv] = []
 
     def build(batched: bool, *, mode: Any = "train", **settings: Any) -> VecEnv:
@@ -143,7 +138,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             **settings,
         )
         trials = eval_trials(cfg, spec) if mode == "eval" else None
-        arguments = {"num_envs": NUM_ENVS, "mode": mode, "chunk_size": CHUNK, "seed": 0, "trials": trials}
+        arguments = {"env_ids": range(NUM_ENVS), "mode": mode, "chunk_size": CHUNK, "seed": 0, "trials": trials}
         env = VecEnv(cfg, spec, critic_state=True, **arguments)  # type: ignore[arg-type]
         open_envs.append(env)
         return env
@@ -267,7 +262,7 @@ def test_without_a_gpu_the_error_names_the_way_out() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     cfg = EnvConfig(env_type="maniskill", init_params={"sim_backend": "gpu"})
-    env = VecEnv(cfg, env_spec(cfg), num_envs=2, mode="train", chunk_size=CHUNK, seed=0)
+    env = VecEnv(cfg, env_spec(cfg), env_ids=range(2), mode="train", chunk_size=CHUNK, seed=0)
     with pytest.raises(UserError, match="sim_backend: cpu does not"):
         env.reset()
 
@@ -280,7 +275,7 @@ def toys() -> Iterator[Make]:
     def build(batched: bool, **init_params: Any) -> VecEnv:
         params = {"batched": batched, **init_params}
         cfg = EnvConfig(total_num_envs=4, max_episode_steps=12, auto_reset=True, num_processes=2, init_params=params)
-        env = VecEnv(cfg, env_spec(cfg), num_envs=4, mode="train", chunk_size=CHUNK, seed=0, critic_state=True)
+        env = VecEnv(cfg, env_spec(cfg), env_ids=range(4), mode="train", chunk_size=CHUNK, seed=0, critic_state=True)
         open_envs.append(env)
         return env
 

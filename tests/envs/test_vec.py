@@ -35,7 +35,13 @@ def make() -> Iterator[Make]:
         trials = eval_trials(cfg, spec) if mode == "eval" else None
         own = {"seed": 0, "critic_state": True} | own
         env = VecEnv(
-            cfg, spec, num_envs=num_envs, first_env=first_env, mode=mode, chunk_size=CHUNK, trials=trials, **own
+            cfg,
+            spec,
+            env_ids=range(first_env, first_env + num_envs),
+            mode=mode,
+            chunk_size=CHUNK,
+            trials=trials,
+            **own,
         )
         open_envs.append(env)
         return env
