@@ -7,13 +7,15 @@ the benchmark puts them; evaluation starts are exactly its own, seeded ones scat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from rlinf.simulators.calvin.symbolic import (
+    BLOCKS,
     NUM_SEQUENCES,
     State,
     after,
@@ -113,16 +115,11 @@ def start_of(reset_id: int, *, compat: bool = False) -> Start:
         state, tasks = evaluation_sequences()[layout]
         return Start(scene, tasks, ROBOT_OBS, benchmark_scene_obs(state, where), 0, 1.0)
     rng = np.random.default_rng([slot, layout])  # not by scene: the same seed is the same situation in each
-    if slot == CHAIN_SLOT:
-        states = initial_states()
-        state = states[int(rng.integers(len(states)))]
+    states = initial_states() if slot == CHAIN_SLOT else task_states(TASKS[slot])
+    state = states[int(rng.integers(len(states)))]
+    tasks = random_chain(state, rng) if slot == CHAIN_SLOT else (TASKS[slot],)
+    while (state, tasks) in evaluation_pairs():
         tasks = random_chain(state, rng)
-        while (state, tasks) in evaluation_pairs():
-            tasks = random_chain(state, rng)
-    else:
-        tasks = (TASKS[slot],)
-        states = task_states(tasks[0])
-        state = states[int(rng.integers(len(states)))]
     robot_obs = ROBOT_OBS.copy()
     if state.grasped:
         robot_obs[6] = HELD_WIDTH
@@ -147,27 +144,22 @@ def task_states(task: str) -> tuple[State, ...]:
 
 def _full(state: State) -> bool:
     """Whether a block lies in the compartment that is open: the one away from the door."""
-    opened = "slider_left" if state.slider == "right" else "slider_right"
-    return any(state.block(colour) == opened for colour in COLOURS)
+    return ("slider_left" if state.slider == "right" else "slider_right") in state.blocks
 
 
-def _one_block_elsewhere(state: State) -> list[State]:
+def _one_block_elsewhere(state: State) -> Iterator[State]:
     """The state with a block of the table in the hand, in the drawer, or on the other block of the table."""
-    found = []
-    on_table = [colour for colour in COLOURS if state.block(colour) == "table"]
-    for colour in on_table:
-        found.append(state.moved(**{colour: "grasped", "grasped": 1}))
-        if state.drawer == "open":
-            found.append(state.moved(**{colour: "drawer"}))
-        for other in on_table:
-            if other != colour:
-                found.append(state.moved(**{colour: "stacked_top", other: "stacked_bottom"}))
-    return found
+    on_table = [block for block, place in zip(BLOCKS, state.blocks, strict=True) if place == "table"]
+    for block in on_table:
+        changes: list[dict[str, Any]] = [{block: "grasped", "grasped": 1}]
+        changes += [{block: "drawer"}] if state.drawer == "open" else []
+        changes += [{block: "stacked_top", other: "stacked_bottom"} for other in on_table if other != block]
+        yield from (replace(state, **change) for change in changes)
 
 
 def benchmark_scene_obs(state: State, where: Geometry) -> Array:
     """The scene_obs f64 [24] of an evaluation start: spots and yaws drawn from the hash of the state's values."""
-    random = np.random.RandomState(fnv1_32(str(state.as_dict().values())))
+    random = np.random.RandomState(fnv1_32(str(vars(state).values())))
     order = [0, 1]
     random.shuffle(order)
     yaws = [random.uniform(YAW - YAW_RANGE, YAW + YAW_RANGE) for _ in COLOURS]
@@ -194,24 +186,22 @@ def _scene_obs(
     obs[3] = 0.088 if state.lightbulb else 0.0
     obs[4:6] = state.lightbulb, state.led
     poses = obs[6:].reshape(3, 6)
-    spot_of = {"red": 0, "blue": 0 if state.red_block not in ("table", "stacked_bottom") else 1, "pink": 1}
-    for i, colour in enumerate(COLOURS):
-        place = state.block(colour)
+    spot_of = (0, 0 if state.red_block not in ("table", "stacked_bottom") else 1, 1)
+    for i, place in enumerate(state.blocks):
         if place in CABINET_SPOTS:
             poses[i, :3] = CABINET_SPOTS[place]
             poses[i, 0] += where.cabinet_shift
         elif place == "drawer":
             poses[i, :3] = where.drawer_x, DRAWER_Y, DRAWER_Z
         else:
-            poses[i, :3] = spots[spot_of[colour]]
+            poses[i, :3] = spots[spot_of[i]]
         poses[i, :2] += jitter[i]
         poses[i, 5] = yaws[i]
-    for i, colour in enumerate(COLOURS):
-        if state.block(colour) == "grasped":
+    for i, place in enumerate(state.blocks):
+        if place == "grasped":
             poses[i] = (*ROBOT_OBS[:3], 0.0, 0.0, ROBOT_OBS[5])
-        elif state.block(colour) == "stacked_top":
-            bottom = next(c for c in COLOURS if state.block(c) == "stacked_bottom")
-            poses[i] = poses[COLOURS.index(bottom)]
+        elif place == "stacked_top":
+            poses[i] = poses[state.blocks.index("stacked_bottom")]
             poses[i, 2] += STACK_HEIGHT
     return obs
 
