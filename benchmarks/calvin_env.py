@@ -24,6 +24,7 @@ import torch
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
+from rlinf.simulators.calvin import Options
 from rlinf.simulators.calvin.assets import check_folder, find_folder
 from rlinf.simulators.calvin.starts import start_of
 from rlinf.simulators.calvin.tasks import solved
@@ -40,7 +41,7 @@ def published_env(pipe: Connection) -> None:
     """One env as published: step, draw, collect everything, send it; every step."""
     from rlinf.simulators.calvin.world import World
 
-    world = World(find_folder(None))
+    world = World(find_folder(None), Options(renderer="tiny"))
     while (message := pipe.recv()) is not None:
         if isinstance(message, int):
             start = start_of(message)

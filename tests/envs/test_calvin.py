@@ -207,8 +207,8 @@ def test_fast_draws_the_robot_with_fewer_triangles_and_moves_it_the_same(calvin_
     from rlinf.simulators.calvin.world import World
 
     start, states, images = start_of(chain_id(3)), [], []
-    for low_poly in (False, True):
-        world = World(calvin_path, low_poly=low_poly)
+    for render in ("exact", "fast"):
+        world = World(calvin_path, Options(render=render, renderer="tiny"))
         world.reset("D", start.robot_obs, start.scene_obs)
         images.append((world.static_image().astype(int), world.wrist_image().astype(int)))
         for action in press_button():
@@ -247,7 +247,7 @@ def test_corrected_cabinet_positions_rest_on_the_plank(scene_name: str, calvin_p
     """As published, a block in the left compartment falls past the plank, and lifting it could never count."""
     from rlinf.simulators.calvin.world import World
 
-    world = World(calvin_path, low_poly=True)
+    world = World(calvin_path, Options(**SMALL))
     on_plank = {}
     for compat in (False, True):
         start = start_of(chain_id(0, scene_name), compat=compat)
@@ -267,7 +267,7 @@ def test_seeded_starts_let_their_task_be_done(scene_name: str, calvin_path: Path
     """After settling, what must be held is held by the robot alone, and what must lie somewhere lies there."""
     from rlinf.simulators.calvin.world import World
 
-    world = World(calvin_path, image_size=16, wrist_size=16, low_poly=True)
+    world = World(calvin_path, Options(**SMALL))
     for task in ("place_in_drawer", "unstack_block", *(f"lift_{c}_block_drawer" for c in COLOURS)):
         start = start_of(ids_of(scene_name, [TASKS.index(task)], range(500))[11])
         world.reset(scene_name, start.robot_obs, start.scene_obs)

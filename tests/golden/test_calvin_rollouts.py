@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlinf.simulators.calvin import Options
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, ids_of, start_of
 
 
@@ -24,7 +25,7 @@ def stored(golden_dir: Path) -> dict[str, np.ndarray]:
 def world(calvin_path: Path):
     from rlinf.simulators.calvin.world import World
 
-    made = World(calvin_path)
+    made = World(calvin_path, Options(renderer="tiny"))
     yield made
     made.close()
 

@@ -22,13 +22,7 @@ class Scene(ReplayScene):
         self._sentences = read_annotations(folder, options.sentences)
         from rlinf.simulators.calvin.world import World
 
-        self.world = World(
-            folder,
-            image_size=options.size,
-            wrist_size=options.wrist_size,
-            renderer=options.renderer,
-            low_poly=options.render == "fast",
-        )
+        self.world = World(folder, options)
 
     def start(self, reset_id: int) -> None:
         """Build the world of the id, let a seeded one come to rest, and begin its chain."""

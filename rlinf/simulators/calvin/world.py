@@ -19,7 +19,7 @@ import pybullet
 from pybullet_utils.bullet_client import BulletClient
 
 from rlinf.simulators.calvin.assets import PLANE, ROBOT, block_files, table_file
-from rlinf.simulators.calvin.suite import STEP_ANGLE, STEP_LENGTH
+from rlinf.simulators.calvin.suite import STEP_ANGLE, STEP_LENGTH, Options
 from rlinf.simulators.calvin.tasks import COLOURS, Block, Contact, Facts
 from rlinf.simulators.contract import Array, SetupError
 from rlinf.simulators.opengl import egl_works
@@ -44,7 +44,6 @@ LIGHTS = {"lightbulb": ("light_link", (1, 1, 0, 1)), "led": ("led_link", (0, 1, 
 OFF_COLOUR = (1, 1, 1, 1)
 EGL_LOADS = 50  # worlds per EGL context: the plugin leaks some megabytes with each
 EGL_WASTE = 2  # frames: the first of an EGL context have no shadows
-Renderer = Literal["auto", "tiny", "egl"]
 
 
 class World:
@@ -61,17 +60,9 @@ class World:
     target_position: Array  # f64 [3]; actions move it, the robot follows
     target_euler: Array  # f64 [3]
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        image_size: int = 200,
-        wrist_size: int = 84,
-        renderer: Renderer = "tiny",
-        low_poly: bool = False,
-    ) -> None:
-        self.folder, self.image_size, self.wrist_size, self.low_poly = folder, image_size, wrist_size, low_poly
-        self.renderer = choose_renderer(renderer)
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.folder, self.options = folder, options
+        self.renderer = choose_renderer(options.renderer)
         self.client = self._connect()
         self._static_view = self.client.computeViewMatrix(*STATIC_VIEW)
         self._static_lens = self.client.computeProjectionMatrixFOV(10, 1, 0.01, 10)
@@ -171,15 +162,15 @@ class World:
         )
 
     def static_image(self) -> Array:
-        """u8 [image_size, image_size, 3] from the fixed camera."""
-        return self._image(self.image_size, self._static_view, self._static_lens)
+        """u8 [size, size, 3] from the fixed camera."""
+        return self._image(self.options.size, self._static_view, self._static_lens)
 
     def wrist_image(self) -> Array:
         """u8 [wrist_size, wrist_size, 3] from the camera at the gripper."""
         position, orientation = self.client.getLinkState(self.robot, self._camera_link)[:2]
         axes = np.array(self.client.getMatrixFromQuaternion(orientation)).reshape(3, 3)
         view = self.client.computeViewMatrix(position, position + axes[:, 1], -axes[:, 2])
-        return self._image(self.wrist_size, view, self._wrist_lens)
+        return self._image(self.options.wrist_size, view, self._wrist_lens)
 
     def joint(self, name: str) -> float:
         """Position of a table joint: slide, drawer, button, switch."""
@@ -202,7 +193,7 @@ class World:
         self._num_loads = 0
         if self.renderer == "tiny":
             return BulletClient(pybullet.DIRECT)
-        size = max(self.image_size, self.wrist_size)
+        size = max(self.options.size, self.options.wrist_size)
         client = BulletClient(pybullet.DIRECT, options=f"--width={size} --height={size}")
         plugin = importlib.util.find_spec("eglRenderer")
         assert plugin is not None
@@ -241,7 +232,7 @@ class World:
 
     def _load_robot(self) -> int:
         file = self.folder / ROBOT
-        if not self.low_poly:
+        if self.options.render == "exact":
             return self.client.loadURDF(str(file), BASE, [0, 0, 0, 1], useFixedBase=True)
         with tempfile.NamedTemporaryFile("w", suffix=".urdf") as lighter:
             lighter.write(low_poly_urdf(file))
@@ -257,13 +248,10 @@ class World:
             by_name[info[1].decode()], self.links[info[12].decode()], limits[i] = i, i, info[8:10]
         self.joints = {name: by_name[joint] for name, joint in JOINTS.items()}
         self._half = {name: sum(limits[self.joints[name]]) / 2 for name in ("button", "switch")}
-        for name in JOINTS:
-            if name == "button":  # a spring
-                client.setJointMotorControl2(
-                    table, self.joints[name], pybullet.POSITION_CONTROL, targetPosition=0, force=TABLE_FORCE
-                )
-            else:
-                client.setJointMotorControl2(table, self.joints[name], pybullet.VELOCITY_CONTROL, force=TABLE_FORCE)
+        spring = {"controlMode": pybullet.POSITION_CONTROL, "targetPosition": 0}
+        brake = {"controlMode": pybullet.VELOCITY_CONTROL}
+        for name, joint in self.joints.items():
+            client.setJointMotorControl2(table, joint, force=TABLE_FORCE, **(spring if name == "button" else brake))
         self._pressed = self._switched = False
         self.lights = dict.fromkeys(LIGHTS, 0)
         robot_links = {client.getJointInfo(self.robot, i)[12]: i for i in range(client.getNumJoints(self.robot))}
@@ -314,7 +302,7 @@ def low_poly_urdf(file: Path) -> str:
     return text.replace("package://", f"{file.parent}/")
 
 
-def choose_renderer(wanted: Renderer) -> Literal["tiny", "egl"]:
+def choose_renderer(wanted: Literal["auto", "tiny", "egl"]) -> Literal["tiny", "egl"]:
     """auto draws on the GPU where there is one, else in software with TinyRenderer (EGL in software is slower)."""
     if wanted == "auto":
         return "egl" if glob.glob("/dev/nvidia[0-9]*") and egl_works() else "tiny"

@@ -16,26 +16,21 @@ OOD = "ood"
 STRIDE = 10**11  # above every number of episode ids
 HELD_OUT = 4096  # ids of a training set that only evaluations play, or an eighth of a small one
 TEST_IDS = 65536  # evaluations of a test set choose among this many of its ids
-_GROUPS = {
-    "IND": (("Carrot-v1", "train"),),  # the very ids of Main-v3's training set
-    "Vision": (
-        ("VisionImage-v1", "test"),
-        ("VisionTexture03-v1", "test"),
-        ("VisionTexture05-v1", "test"),
-        ("VisionWhole03-v1", "test"),
-        ("VisionWhole05-v1", "test"),
-    ),
+OOD_GROUPS = {  # rows of the suite by what they test; an environment's test set, unless it says train
+    "IND": ("Carrot-v1-train",),  # the very ids of Main-v3's training set
+    "Vision": ("VisionImage-v1", "VisionTexture03-v1", "VisionTexture05-v1", "VisionWhole03-v1", "VisionWhole05-v1"),
     "Semantic": (
-        ("Carrot-v1", "test"),
-        ("Plate-v1", "test"),
-        ("Instruct-v1", "test"),
-        ("MultiCarrot-v1", "train"),
-        ("MultiCarrot-v1", "test"),
-        ("MultiPlate-v1", "train"),
-        ("MultiPlate-v1", "test"),
+        "Carrot-v1",
+        "Plate-v1",
+        "Instruct-v1",
+        "MultiCarrot-v1-train",
+        "MultiCarrot-v1",
+        "MultiPlate-v1-train",
+        "MultiPlate-v1",
     ),
-    "Execution": (("Position-v1", "test"), ("EEPose-v1", "test"), ("PositionChangeTo-v1", "test")),
+    "Execution": ("Position-v1", "EEPose-v1", "PositionChangeTo-v1"),
 }
+OOD_ROWS = tuple(row for rows in OOD_GROUPS.values() for row in rows)
 Row = tuple[str, str]  # environment id, obj_set
 
 
@@ -43,14 +38,13 @@ def rows_of(env_id: str, obj_set: str) -> tuple[Row, ...]:
     """The environments that an id plays: itself, or the published out-of-distribution evaluation."""
     if env_id != OOD:
         return ((env_id, obj_set),)
-    return tuple((PREFIX + name, objects) for rows in _GROUPS.values() for name, objects in rows)
+    sets = ["train" if row.endswith("-train") else "test" for row in OOD_ROWS]
+    return tuple((PREFIX + row.removesuffix("-train"), objects) for row, objects in zip(OOD_ROWS, sets, strict=True))
 
 
-def task_names(env_id: str, obj_set: str) -> tuple[str, ...]:
+def task_names(env_id: str) -> tuple[str, ...]:
     """What tables call the rows."""
-    if env_id != OOD:
-        return (env_id,)
-    return tuple(_short(name, objects) for rows in _GROUPS.values() for name, objects in rows)
+    return OOD_ROWS if env_id == OOD else (env_id,)
 
 
 def task_groups(env_id: str) -> dict[str, tuple[str, ...]]:
@@ -60,13 +54,7 @@ def task_groups(env_id: str) -> dict[str, tuple[str, ...]]:
     """
     if env_id != OOD:
         return {}
-    groups = {group: tuple(_short(name, objects) for name, objects in rows) for group, rows in _GROUPS.items()}
-    rows = task_names(env_id, "test")
-    return groups | {"OOD": tuple(row for row in rows if row not in groups["IND"]), "Average": rows}
-
-
-def _short(name: str, obj_set: str) -> str:
-    return name if obj_set == "test" else f"{name}-{obj_set}"
+    return OOD_GROUPS | {"OOD": tuple(row for row in OOD_ROWS if row not in OOD_GROUPS["IND"]), "Average": OOD_ROWS}
 
 
 def reset_ids(env_id: str, obj_set: str, trials_per_task: int) -> dict[str, Sequence[int]]:

@@ -23,7 +23,7 @@ class Scene(ReplayScene):
     def __init__(self, options: Options) -> None:
         self.options = options
         self._rows = rows_of(options.id, options.obj_set)
-        self._names = task_names(options.id, options.obj_set)
+        self._names = task_names(options.id)
         self.assets = find_assets(self._rows)
         _import_sapien()
         from rlinf.simulators.maniskill.cpu.renderer import shared_renderer

@@ -125,7 +125,7 @@ def spec(options: Options) -> EnvSpec:
     """The shape of an environment, or of the suite of all."""
     return EnvSpec(
         suite=options.id,
-        tasks=task_names(options.id, options.obj_set),
+        tasks=task_names(options.id),
         action_dim=7,
         action_names=("x", "y", "z", "rx", "ry", "rz", "gripper"),
         gripper="binary_pm1",

@@ -8,38 +8,19 @@ Positions are in metres in the world frame, quaternions w x y z, joint angles in
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rlinf.errors import did_you_mean
 
 PREFIX = "PutOnPlateInScene25"
 NUM_OBJECTS, NUM_PLATES, NUM_IMAGES = 25, 17, 21
-TEMPLATES = (  # $C$ is the object, $P$ the plate; the first is the training sentence, the next 16 are Instruct-v1's
-    "put $C$ on $P$",
-    "Place the $C$ on the $P$",
-    "set $C$ on $P$",
-    "move the $C$ to the $P$",
-    "Take the $C$ and put it on the $P$",
-    "pick up $C$ and set it down on $P$",
-    "please put the $C$ on the $P$",
-    "Put $C$ onto $P$.",
-    "place the $C$ onto the $P$ surface",
-    "Make sure $C$ is on $P$.",
-    "on the $P$, put the $C$",
-    "put the $C$ where the $P$ is",
-    "Move the $C$ from the table to the $P$",
-    "Move $C$ so it’s on $P$.",
-    "Can you put $C$ on $P$?",
-    "$C$ on the $P$, please.",
-    "the $C$ should be placed on the $P$.",
-    "Lay the $C$ down on the $P$.",
-    "could you place $C$ over $P$",
-    "position the $C$ atop the $P$",
-    "Arrange for the $C$ to be resting on $P$.",
-)
+TEMPLATES: tuple[str, ...] = tuple(json.loads(Path(__file__).with_name("templates.json").read_text(encoding="utf-8")))
+# $C$ is the object, $P$ the plate; the first is the training sentence, the next 16 are Instruct-v1's
 START_QPOS = (-0.01840777, 0.0398835, 0.22242722, -0.00460194, 1.36524296, 0.00153398, 0.037, 0.037)
 TELEPORT_STEP = 5  # PositionChangeTo-v1 moves the object when this many actions have been executed
 YAWS = tuple(math.radians(a) for a in (0, 45, 90, 135))
@@ -303,13 +284,8 @@ def _ring() -> list[Cell]:
     """The 28 cells around the grid, one pitch outside."""
     pitch = 2 / (CELLS - 1)
     outer = [i * pitch - 1 - pitch for i in range(CELLS + 2)]
-    edge = (0, CELLS + 1)
-    return [
-        (outer[i] * HALF_EDGE + CENTRE[0], outer[j] * HALF_EDGE + CENTRE[1])
-        for i in range(CELLS + 2)
-        for j in range(CELLS + 2)
-        if i in edge or j in edge
-    ]
+    cells = itertools.product(outer, outer)
+    return [(x * HALF_EDGE + CENTRE[0], y * HALF_EDGE + CENTRE[1]) for x, y in cells if {x, y} & {outer[0], outer[-1]}]
 
 
 def _distance(a: Cell, b: Cell) -> float:
