@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from rlinf.simulators.maniskill.assets import Assets, find_assets
 from rlinf.simulators.maniskill.constants import NATIVE_SIZE
 from rlinf.simulators.maniskill.reset_ids import reset_ids
 from rlinf.simulators.maniskill.suite import SHADERS
-from rlinf.simulators.maniskill.tasks import PREFIX, Episode, episode
+from rlinf.simulators.maniskill.tasks import PREFIX, Body, BodyKey, Episode, episode, hidden_bodies
 from rlinf.simulators.vulkan import check_driver
 
 CHUNK, EPISODE_STEPS = 8, 80
@@ -45,12 +46,30 @@ class Player:
         return 1e3 * float(np.mean(self.seconds)) / CHUNK
 
 
+def published_world(assets: Assets) -> Any:
+    """The published layout: one world for good, in which everything that no episode shows stands behind the camera."""
+    import sapien
+
+    from rlinf.simulators.maniskill.cpu.world import World
+
+    class PublishedWorld(World):
+        def _build(self, bodies: dict[BodyKey, Body]) -> None:
+            everything = hidden_bodies() | bodies
+            if self._scene is None:
+                super()._build(everything)
+            for key, body in everything.items():
+                self._entities[key].set_pose(sapien.Pose(body.position, body.quaternion))
+                self._components[key].set_linear_velocity(np.zeros(3, np.float32))
+                self._components[key].set_angular_velocity(np.zeros(3, np.float32))
+
+    return PublishedWorld(assets)
+
+
 def published(assets: Assets, shader: str) -> Player:
     """Everything in the world, a picture after every step; a new world per episode, so that physics start equal."""
     from rlinf.simulators.maniskill.cpu.renderer import Renderer
-    from rlinf.simulators.maniskill.cpu.world import World
 
-    renderer, world = Renderer(assets, NATIVE_SIZE, shader), World(assets, all_bodies=True)
+    renderer, world = Renderer(assets, NATIVE_SIZE, shader), published_world(assets)
 
     def start(begun: Episode) -> None:
         world.close()

@@ -71,6 +71,19 @@ class EnvStep(TensorStruct):
     final_obs: Observation | None = None  # rows in the order of final_rows
     final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
 
+    @classmethod
+    def start(cls, obs: Observation, chunk_size: int) -> EnvStep:
+        """Where a rollout starts: an observation, and no results of a chunk before it."""
+        flags = torch.zeros((len(obs), chunk_size), dtype=torch.bool)
+        return cls(
+            obs=obs,
+            rewards=torch.zeros(flags.shape),
+            terminated=flags,
+            truncated=flags.clone(),
+            valid=torch.ones_like(flags),
+            lost=torch.zeros(len(obs), dtype=torch.bool),
+        )
+
     def __getitem__(self, index: Any) -> EnvStep:
         """Rows by slice; the finished episodes of the slice come along."""
         rows = TensorStruct.__getitem__(replace(self, final_obs=None, final_rows=None), index)

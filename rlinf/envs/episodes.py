@@ -59,8 +59,9 @@ class Episode:
         """What is being played, for an error message; empty when nothing is."""
         return "" if self.waiting else f"env {self.env_id} task {self.task or '(starting)'} reset id {self.reset_id}"
 
-    def caption(self, title: str, steps_ago: int, reward: float, solved: bool) -> list[str]:
-        """Two lines for the video."""
+    def caption(self, spec: EnvSpec, steps_ago: int, reward: float, solved: bool) -> list[str]:
+        """Two lines for the video; of a chain of tasks, the instruction that is being followed."""
+        title = self.task if self.task in spec.tasks else self.description
         line = f"step {self.elapsed - steps_ago} r {reward:.1f}"
         return [title, f"{line} success" if solved else line]
 

@@ -125,8 +125,8 @@ class Fleet:
         )
         replies: dict[int, dict[str, Any]] = {}
         gone: set[int] = set()
-        for p, rows in enumerate(self.rows):
-            answer = answers.get(self._processes[p])
+        for p, (process, rows) in enumerate(zip(self._processes, self.rows, strict=False)):  # no process: not started
+            answer = answers.get(process)
             if isinstance(answer, SimulatorDiedError):
                 self._restart(p, answer)
                 gone |= set(rows)

@@ -93,8 +93,11 @@ class VecEnv:
         self._begin_episodes(range(self.num_envs), whole_groups=self.mode == "train")
         if self._video is not None:
             rows = range(self._num_recorded)
-            self._video.write(list(self._fleet.gather("images", rows)), [self._caption(r, 0, 0.0, False) for r in rows])
-        return self._step(self._observation())
+            self._video.write(
+                list(self._fleet.gather("images", rows)),
+                [self._episodes[r].caption(self.spec, 0, 0.0, False) for r in rows],
+            )
+        return EnvStep.start(self._observation(), self.chunk_size)
 
     def chunk_step(self, actions: Tensor | None) -> EnvStep:
         """Execute actions f32 [B, C, A_env]; rows that wait are not simulated and come back with valid=False.
@@ -158,7 +161,7 @@ class VecEnv:
         if self._offloaded is not None:
             return self._offloaded
         rows = [row for row, e in enumerate(self._episodes) if e.loaded]
-        replies, gone = self._fleet.command("get_state", {row: {} for row in rows}) if rows else ({}, set())
+        replies, gone = self._fleet.command("get_state", {row: {} for row in rows})
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was saved")
         return {
@@ -169,8 +172,7 @@ class VecEnv:
 
     def load_state(self, saved: Mapping[str, Any]) -> EnvStep:
         """Continue from `state()`; returns the observation the envs stand at."""
-        if len(saved["episodes"]) != self.num_envs:
-            there = len(saved["episodes"])
+        if (there := len(saved["episodes"])) != self.num_envs:
             raise UserError(
                 f"the checkpoint was made with {there} envs per env rank and stage, not {self.num_envs}; "
                 "keep env.train.total_num_envs and rollout.pipeline_stage_num, or start from runner.ckpt_path"
@@ -183,7 +185,7 @@ class VecEnv:
         _, gone = self._fleet.command("set_state", work)
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was restored")
-        return self._step(self._observation())
+        return EnvStep.start(self._observation(), self.chunk_size)
 
     def offload(self) -> None:
         """Remember where the envs stand and end the simulator processes."""
@@ -268,13 +270,12 @@ class VecEnv:
     def _align_groups(self, rows: set[int]) -> set[int]:
         """All members of the rows' groups, counting their episodes alike again."""
         size = self.cfg.group_size
-        members = {m for row in rows for m in range(row - row % size, row - row % size + size)}
-        for first in {m - m % size for m in members}:
-            group = self._episodes[first : first + size]
-            latest = max(e.number for e in group)
-            for episode in group:
-                episode.number = latest
-        return members
+        groups = [range(first, first + size) for first in {row - row % size for row in rows}]
+        for group in groups:
+            latest = max(self._episodes[row].number for row in group)
+            for row in group:
+                self._episodes[row].number = latest
+        return {row for group in groups for row in group}
 
     def _check_actions(self, actions: Tensor) -> None:
         expected = (self.num_envs, self.chunk_size, self.spec.action_dim)
@@ -282,33 +283,19 @@ class VecEnv:
             raise ValueError(f"actions have shape {tuple(actions.shape)}, expected [B, C, A] = {expected}")
         if not self._begun:
             raise ValueError("chunk_step before reset: call reset() or load_state() first")
-        for row, step, dim in (~torch.isfinite(actions)).nonzero().tolist():
-            episode = self._episodes[row]
-            if not episode.waiting:
-                raise UserError(
-                    f"action of env {episode.env_id} is not finite: {actions[row, step, dim].item()} in column {dim} "
-                    f"({self.spec.action_names[dim]}) at step {episode.elapsed + step} of reset id {episode.reset_id}"
-                )
+        bad = ~torch.isfinite(actions)
         if self.spec.gripper == "sign":
-            for row, step in (actions[..., -1] == 0).nonzero().tolist():
-                episode = self._episodes[row]
-                if not episode.waiting:
-                    raise UserError(
-                        f"gripper action of env {episode.env_id} is 0 at step {episode.elapsed + step} of reset id "
-                        f"{episode.reset_id}: it must be above 0 (open) or below (closed)"
-                    )
-
-    def _step(self, obs: Observation) -> EnvStep:
-        """An EnvStep that carries an observation and nothing else."""
-        shape = (self.num_envs, self.chunk_size)
-        return EnvStep(
-            obs=obs,
-            rewards=torch.zeros(shape),
-            terminated=torch.zeros(shape, dtype=torch.bool),
-            truncated=torch.zeros(shape, dtype=torch.bool),
-            valid=torch.ones(shape, dtype=torch.bool),
-            lost=torch.zeros(self.num_envs, dtype=torch.bool),
-        )
+            bad[..., -1] |= actions[..., -1] == 0
+        for row, step, dim in bad.nonzero().tolist():
+            episode, value = self._episodes[row], actions[row, step, dim].item()
+            if episode.waiting:
+                continue
+            where = f"at step {episode.elapsed + step} of reset id {episode.reset_id}"
+            if value == 0:
+                what = f"gripper action of env {episode.env_id} is 0 {where}"
+                raise UserError(f"{what}: it must be above 0 (open) or below (closed)")
+            column = f"column {dim} ({self.spec.action_names[dim]})"
+            raise UserError(f"action of env {episode.env_id} is not finite: {value} in {column} {where}")
 
     def _observation(self, rows: Sequence[int] | None = None) -> Observation:
         """A copy of what the simulators last showed, for all rows or some."""
@@ -340,11 +327,6 @@ class VecEnv:
                 if t < played:
                     solved = bool(self._fleet.array(row, "success")[: t + 1].any())
                     frames[row] = self._fleet.array(row, "frames")[t]
-                    captions[row] = self._caption(row, played - 1 - t, float(rewards[row, t]), solved)
+                    reward, ago = float(rewards[row, t]), played - 1 - t
+                    captions[row] = self._episodes[row].caption(self.spec, ago, reward, solved)
             self._video.write(frames, captions)
-
-    def _caption(self, row: int, steps_ago: int, reward: float, solved: bool) -> list[str]:
-        """Two lines for the video; of a chain, the instruction that is being followed."""
-        episode = self._episodes[row]
-        title = episode.task if episode.task in self.spec.tasks else episode.description
-        return episode.caption(title, steps_ago, reward, solved)

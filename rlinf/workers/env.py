@@ -38,7 +38,7 @@ class EnvWorker(Worker):
         if mode == "train" and self.cfg.env.train.auto_reset and stage in self._last:
             env.begin_step()
             env.flush_video()
-            return _without_results(self._last[stage])
+            return EnvStep.start(self._last[stage].obs, env.chunk_size)
         return self._keep(env.reset(), mode, stage)
 
     def step(self, actions: torch.Tensor, *, mode: Mode, stage: int) -> EnvStep:
@@ -131,15 +131,3 @@ class EnvWorker(Worker):
         if mode == "train":
             self._last[stage] = step
         return step
-
-
-def _without_results(step: EnvStep) -> EnvStep:
-    """The same observation, as the start of a rollout: its rewards and flags were delivered with the last one."""
-    return EnvStep(
-        obs=step.obs,
-        rewards=torch.zeros_like(step.rewards),
-        terminated=torch.zeros_like(step.terminated),
-        truncated=torch.zeros_like(step.truncated),
-        valid=torch.ones_like(step.valid),
-        lost=torch.zeros_like(step.lost),
-    )

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import rlinf.simulators.maniskill as maniskill
+from benchmarks.maniskill_env import published_world
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
@@ -279,7 +280,7 @@ def test_the_published_layout_is_the_same_world(assets: Assets) -> None:
     from rlinf.simulators.maniskill.cpu.world import World
 
     camera = shared_renderer(assets, (120, 160), "minimal")
-    ours, theirs = World(assets), World(assets, all_bodies=True)
+    ours, theirs = World(assets), published_world(assets)
     for world in (ours, theirs):
         world.reset(episode(MAIN, "train", 647854))
         for action in wander(3):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.maniskill_env import published_world
 from rlinf.simulators.maniskill.assets import Assets, find_assets
 from rlinf.simulators.maniskill.constants import NATIVE_SIZE
 from rlinf.simulators.maniskill.reset_ids import rows_of
@@ -74,7 +75,7 @@ def test_ten_actions(layout: str, listed, stored, assets, max_delta) -> None:
     for row in listed:
         key = row["key"]
         world = worlds.setdefault(
-            key[:-2] if layout == "published" else "", World(assets, all_bodies=layout == "published")
+            key[:-2] if layout == "published" else "", (published_world if layout == "published" else World)(assets)
         )
         world.reset(episode(row["env_id"], row["obj_set"], row["episode_id"]))
         max_delta(f"{key}.obj0", world.object_pose, stored[f"{key}.obj0"], 0)

@@ -19,7 +19,7 @@ from rlinf.simulators.maniskill import constants
 from rlinf.simulators.maniskill.assets import Assets
 from rlinf.simulators.maniskill.cpu.arm import Arm
 from rlinf.simulators.maniskill.judge import GRASP_ANGLE, GRASP_FORCE, Judge, Judgement
-from rlinf.simulators.maniskill.tasks import Body, BodyKey, Episode, hidden_bodies
+from rlinf.simulators.maniskill.tasks import Body, BodyKey, Episode
 
 
 class View(NamedTuple):
@@ -38,35 +38,19 @@ class World:
     arm: Arm
 
     def __init__(
-        self,
-        assets: Assets,
-        *,
-        sim_freq: int = constants.SIM_FREQ,
-        control_freq: int = constants.CONTROL_FREQ,
-        all_bodies: bool = False,
+        self, assets: Assets, *, sim_freq: int = constants.SIM_FREQ, control_freq: int = constants.CONTROL_FREQ
     ) -> None:
-        """`all_bodies` is the published layout: one world for good, with everything that no episode shows behind the
-        camera."""
-        self.assets, self.all_bodies = assets, all_bodies
+        self.assets = assets
         self.sim_freq, self.substeps = sim_freq, sim_freq // control_freq
         self._scene: Any = None
 
     def reset(self, episode: Episode) -> None:
-        """Put everything where the episode starts."""
+        """Build the world in which the episode starts."""
         self.episode, self.steps = episode, 0
         self._object, self._plate = ("object", episode.object.index), ("plate", episode.plate.index)
         plate, object_ = self.assets.model(self._plate).size, self.assets.model(self._object).size
         self.judge = Judge(*Judge.limits(max(plate), plate[2], object_[2]))
-        if not self.all_bodies:
-            self._build(episode.bodies)
-        else:
-            everything = hidden_bodies() | episode.bodies
-            if self._scene is None:
-                self._build(everything)
-            for key, body in everything.items():
-                self._entities[key].set_pose(_pose(body))
-                self._components[key].set_linear_velocity(np.zeros(3, np.float32))
-                self._components[key].set_angular_velocity(np.zeros(3, np.float32))
+        self._build(episode.bodies)
         self.arm.place(episode.qpos)
 
     def step(self, action: Array) -> Judgement:
@@ -126,7 +110,7 @@ class World:
             builder.add_multiple_convex_collisions_from_file(
                 str(model.collision), material=material, density=model.density
             )
-            builder.initial_pose = _pose(body)
+            builder.initial_pose = sapien.Pose(body.position, body.quaternion)
             self._entities[key] = builder.build(name=model.folder.name)
         kinds = physx.PhysxRigidDynamicComponent
         self._components = {key: entity.find_component_by_type(kinds) for key, entity in self._entities.items()}
@@ -135,10 +119,7 @@ class World:
     def _judge(self) -> Judgement:
         """Judge the step by the contacts of its last physics step, and by where object and plate are."""
         object_, plate = self._components[self._object], self._components[self._plate]
-        force = {
-            "plate": np.zeros(3),
-            **{name: np.zeros(3) for name in constants.FINGER_LINKS},
-        }  # N, of the object on each
+        force = {name: np.zeros(3) for name in ("plate", *constants.FINGER_LINKS)}  # N, of the object on each
         partners = dict(zip((plate, *self._fingers), force, strict=True))
         for contact in self._physics.get_contacts():
             first, second = contact.bodies
@@ -170,10 +151,6 @@ class World:
 def as_array(pose: Any) -> Array:
     """Position and quaternion w x y z, f32 [7]."""
     return np.concatenate([pose.p, pose.q])
-
-
-def _pose(body: Body) -> Any:
-    return sapien.Pose(body.position, body.quaternion)
 
 
 def _configure_physics() -> None:
