@@ -44,20 +44,14 @@ class Fleet:
         self._place = {row: (p, row - rows[0]) for p, rows in enumerate(self.rows) for row in rows}
         self._failures = [0] * num_processes  # since `reset_failure_count`
         self._processes: list[SimProcess] = []
-        self._make = [
-            {
-                "simulator": cfg.env_type,
-                "options": options,
-                "num_scenes": len(rows),
-                "layout": scene_arrays(
-                    spec, len(rows), chunk_size, sum(r < num_recorded for r in rows), critic_state, demonstrations
-                ),
-                "name": f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})",
-                "python": cfg.python,
-                "batched": spec.batched,
-            }
-            for p, rows in enumerate(self.rows)
-        ]
+
+        def make(p: int, rows: range) -> SimProcess:
+            recorded = sum(row < num_recorded for row in rows)
+            layout = scene_arrays(spec, len(rows), chunk_size, recorded, critic_state, demonstrations)
+            name = f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})"
+            return SimProcess(cfg, options, name=name, num_scenes=len(rows), layout=layout, batched=spec.batched)
+
+        self._make = make
 
     @property
     def running(self) -> bool:
@@ -69,8 +63,8 @@ class Fleet:
         if self._processes:
             return
         try:
-            for arguments in self._make:
-                self._processes.append(SimProcess(**arguments))
+            for p, rows in enumerate(self.rows):
+                self._processes.append(self._make(p, rows))
             start_all(self._processes)
         except BaseException:
             self.close()

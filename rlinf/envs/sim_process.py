@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import find_simulator
 from rlinf.errors import NotInstalledError, SimulatorError, UserError
 from rlinf.plugins import source_folder
@@ -38,18 +39,10 @@ class SimProcess:
     """One child with several scenes and the arrays shared with it."""
 
     def __init__(
-        self,
-        *,
-        simulator: str,
-        options: Any,
-        num_scenes: int,
-        layout: Layout,
-        name: str,
-        python: str | None = None,
-        batched: bool = False,
+        self, cfg: EnvConfig, options: Any, *, name: str, num_scenes: int, layout: Layout, batched: bool
     ) -> None:
-        self.name, self._simulator, self._python = name, simulator, python
-        module = find_simulator(simulator)
+        self.name, self._simulator, self._python = name, cfg.env_type, cfg.python
+        module = find_simulator(cfg.env_type)
         offsets, size = {}, 0
         for key, (dtype, shape) in layout.items():
             offsets[key] = (dtype, list(shape), size)

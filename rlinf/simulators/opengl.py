@@ -22,12 +22,10 @@ def choose_backend(wanted: str) -> str:
     """Set MUJOCO_GL and PYOPENGL_PLATFORM for `wanted` (auto: what the environment says, else EGL, else OSMesa)."""
     if wanted == "auto":
         wanted = os.environ.get("MUJOCO_GL", "").lower()
-        if wanted not in ("egl", "osmesa"):
-            wanted = "egl" if egl_works() else "osmesa"
-            if wanted == "osmesa" and not osmesa_found():
-                raise SetupError(
-                    f"no headless OpenGL library was found; install one with: {OSMESA_LINE} (or: {EGL_LINE})"
-                )
+    if wanted not in ("egl", "osmesa"):
+        wanted = "egl" if egl_works() else "osmesa"
+        if wanted == "osmesa" and not osmesa_found():
+            raise SetupError(f"no headless OpenGL library was found; install one with: {OSMESA_LINE} (or: {EGL_LINE})")
     if wanted == "egl" and not egl_works():
         raise SetupError(f"gl=egl, but libEGL is missing or offers no device; install it with: {EGL_LINE}")
     if wanted == "osmesa" and not osmesa_found():

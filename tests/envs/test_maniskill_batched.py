@@ -90,7 +90,7 @@ def batch_of(env: DriftingEnv) -> Batch:
 class LocalProcess:
     """A simulator process that is none: the child's commands on a batch of doubles, and messages still as JSON."""
 
-    def __init__(self, *, num_scenes: int, layout: fleet.Mapping[str, Any], **_: Any) -> None:
+    def __init__(self, *_: Any, num_scenes: int, layout: fleet.Mapping[str, Any], **__: Any) -> None:
         self.arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
         self.env = DriftingEnv(num_scenes)
         self.worker = BatchWorker(batch_of(self.env), self.arrays)

@@ -102,10 +102,8 @@ class PutOnPlate(BaseEnv):
         self._bodies = {key: self._load_body(key) for key in self.variant.bodies}
 
     def _load_body(self, key: BodyKey) -> Actor:
-        model, material = (
-            self.assets.model(key),
-            sapien.physx.PhysxMaterial(constants.FRICTION, constants.FRICTION, 0.0),
-        )
+        model = self.assets.model(key)
+        material = sapien.physx.PhysxMaterial(constants.FRICTION, constants.FRICTION, 0.0)
         builder = self.scene.create_actor_builder()
         builder.add_multiple_convex_collisions_from_file(str(model.collision), material=material, density=model.density)
         builder.add_visual_from_file(str(model.visual))
@@ -121,13 +119,10 @@ class PutOnPlate(BaseEnv):
         shown = [*self._bodies.values(), *self.agent.robot.get_links()]
         self._shown_ids = torch.unique(torch.cat([body.per_scene_id for body in shown]))
         images = {i: self.assets.images[i] for i in self.variant.images.members}
-        self._backdrops = Backdrops(images, self.variant.texture, self._camera_size(), self.device)
+        camera = self._sensor_configs[CAMERA]  # sensor_configs may have changed its size
+        self._backdrops = Backdrops(images, self.variant.texture, (camera.height, camera.width), self.device)
         self.episodes = [episode(self.task, self.obj_set, 0)] * self.num_envs
         self._judge = BatchJudge(self.num_envs, self.device)
-
-    def _camera_size(self) -> tuple[int, int]:
-        config = self._sensor_configs[CAMERA]
-        return config.height, config.width  # sensor_configs may have changed it
 
     # episodes
 
@@ -259,18 +254,14 @@ class PutOnPlate(BaseEnv):
         saved = {name: value.to(self.device) for name, value in saved.items()}
         self._begin(list(rows), saved["episode_id"].tolist())
         state: dict[str, dict[str, Tensor]] = {"actors": {}, "articulations": {}}
-        for name, value in saved.items():
+        for name in [name for name in saved if "/" in name]:
             kind, _, body = name.partition("/")
-            if body:
-                state[kind][body] = value
+            state[kind][body] = saved[name]
         self.set_state_dict(state, torch.tensor(list(rows), device=self.device))
         for name, memory in self._memory().items():
             memory[list(rows)] = saved[name]
 
     def _memory(self) -> dict[str, Tensor]:
         """What an episode consists of besides its world, [B, ...] each; writing to a row changes it."""
-        return {"elapsed": self._elapsed_steps, "target": self._target_pose(), **self._judge.memory()}
-
-    def _target_pose(self) -> Tensor:
-        """Where the gripper is being sent, in the robot's base, [B, 7]; writing to it moves the target."""
-        return self.agent.controller.get_state()["arm"]["target_pose"]
+        target = self.agent.controller.get_state()["arm"]["target_pose"]  # where the gripper is being sent, [B, 7]
+        return {"elapsed": self._elapsed_steps, "target": target, **self._judge.memory()}
