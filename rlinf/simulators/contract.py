@@ -82,6 +82,19 @@ class IdGrid(ComputedIds):
         return IdGrid((self.tasks[position],), self.layouts)
 
 
+# Layout seeds by what they are for; of those held out, a suite plays the first few
+EVAL_LAYOUTS, DEMO_LAYOUTS, TRAIN_LAYOUTS = range(500), range(100_000, 500_000), range(500_000, TASK_STRIDE)
+
+
+def split_ids(tasks: tuple[int, ...], trials: int) -> dict[str, IdGrid]:
+    """EnvSpec.reset_ids of these task numbers, with `trials` held-out layouts of each."""
+    return {
+        "train": IdGrid(tasks, TRAIN_LAYOUTS, interleaved=True),
+        "demo": IdGrid(tasks, DEMO_LAYOUTS, interleaved=True),
+        "eval": IdGrid(tasks, EVAL_LAYOUTS[:trials]),
+    }
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """The shape of one benchmark suite, known without starting the simulator."""

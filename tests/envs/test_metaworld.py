@@ -71,11 +71,11 @@ def test_our_reset_equals_the_published_one(task: str) -> None:
     ours.step_chunk(actions(0, 20), stop_on_success=False, record=False)
     ours.reset(reset_id(task, 3))
     theirs = published_start(task, ours.world().env._last_rand_vec.copy())
-    assert np.array_equal(ours.full_observation(), theirs._last_stable_obs)
+    assert np.array_equal(ours.world().obs, theirs._last_stable_obs)
     for action in actions(1):
         obs, *_, info = theirs.step(action)
         result = ours.step_chunk(action[None], stop_on_success=False, record=False)
-        assert np.array_equal(ours.full_observation(), obs)
+        assert np.array_equal(ours.world().obs, obs)
         assert result.success[0] == bool(info["success"])
     theirs.close()
     ours.close()
@@ -99,7 +99,7 @@ def test_scenes_that_share_a_world_do_not_touch_each_other(limit: int) -> None:
 
     def play(made: Scene, seed: int) -> tuple[np.ndarray, np.ndarray]:
         made.step_chunk(actions(seed), stop_on_success=False, record=False)
-        return image(made).copy(), made.full_observation().copy()
+        return image(made).copy(), made.world().obs.copy()
 
     together = [scene(task, i, **options) for i, task in enumerate(tasks)]
     mixed = [[play(s, 10 * i + turn) for i, s in enumerate(together)] for turn in range(2)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlinf.simulators.calvin.starts import CHAIN_SLOT, DEMO_LAYOUTS, EVAL_LAYOUTS, SCENES, TRAIN_LAYOUTS, ids_of
+from rlinf.simulators.calvin.starts import CHAIN_SLOT, SCENES, ids_of
 from rlinf.simulators.calvin.symbolic import CHAIN_LENGTH, NUM_SEQUENCES
 from rlinf.simulators.calvin.tasks import TASKS, check_task
-from rlinf.simulators.contract import EnvSpec, image_side
+from rlinf.simulators.contract import DEMO_LAYOUTS, EVAL_LAYOUTS, TRAIN_LAYOUTS, EnvSpec, image_side
 
 SUITES = ("calvin_d", "calvin_abc", "calvin_abcd")
 OFFICIAL_STEPS = 360  # per subtask

@@ -16,5 +16,6 @@ class Expert:
         self.options = options
 
     def act(self, sim: Scene) -> Array:
-        """One action f32 [4] from the full observation."""
-        return np.clip(sim.scripted_policy().get_action(sim.full_observation()), -1, 1).astype(np.float32)
+        """One action f32 [4] from MetaWorld's own observation."""
+        world = sim.world()
+        return np.clip(world.policy.get_action(world.obs), -1, 1).astype(np.float32)

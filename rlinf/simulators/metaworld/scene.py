@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -75,14 +75,6 @@ class Scene(ReplayScene):
             "task_description": task_table()["descriptions"][self._task],
             "critic_state": world.obs.astype(np.float32),
         }
-
-    def full_observation(self) -> Array:
-        """MetaWorld's own observation f64 [39]."""
-        return self.world().obs
-
-    def scripted_policy(self) -> Any:
-        """MetaWorld's own expert for the running task."""
-        return self.world().policy
 
     def close(self) -> None:
         """Leave the world; it stays in memory for other scenes, and the last scene frees all worlds."""

@@ -1,7 +1,6 @@
 """What MetaWorld offers: its options and the shape of its suites. MetaWorld itself is not imported.
 
-reset id = number of the task in tasks.json * 1,000,000 + layout seed. Layout seeds below 500 are held out for
-evaluation, 100,000-499,999 belong to demonstrations, 500,000 and above to training.
+reset id = number of the task in tasks.json * 1,000,000 + layout seed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlinf.errors import did_you_mean
-from rlinf.simulators.contract import TASK_STRIDE, EnvSpec, IdGrid, image_side
+from rlinf.simulators.contract import EnvSpec, image_side, split_ids
 from rlinf.simulators.metaworld.tasks import (
     TRIALS_OF_ONE_TASK,
     TRIALS_PER_TASK,
@@ -67,7 +66,6 @@ def spec(options: Options) -> EnvSpec:
     """The suite's shape."""
     tasks = tasks_of(options.task_suite_name)
     numbers = tuple(all_tasks().index(t) for t in tasks)
-    trials = TRIALS_PER_TASK.get(options.task_suite_name, TRIALS_OF_ONE_TASK)
     return EnvSpec(
         suite=options.task_suite_name,
         tasks=tasks,
@@ -76,11 +74,7 @@ def spec(options: Options) -> EnvSpec:
         gripper="absolute",
         state_dim=4,
         image_size=(options.size, options.size),
-        reset_ids={
-            "train": IdGrid(numbers, range(500_000, TASK_STRIDE), interleaved=True),
-            "demo": IdGrid(numbers, range(100_000, 500_000), interleaved=True),
-            "eval": IdGrid(numbers, range(trials)),
-        },
+        reset_ids=split_ids(numbers, TRIALS_PER_TASK.get(options.task_suite_name, TRIALS_OF_ONE_TASK)),
         control_hz=80.0,
         task_groups=difficulty_classes(tasks),
         critic_state_dim=39,
