@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import selectors
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from multiprocessing import Pipe
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from rlinf.errors import NotInstalledError, SimulatorError, UserError
 from rlinf.plugins import source_folder
 from rlinf.simulators import child_program
 
-HEADER = struct.Struct("<I")
 START_DEADLINE_S = 300.0  # importing a simulator on a loaded machine
 CLOSE_DEADLINE_S = 5.0
+LAST_BYTES = 2000  # of what a child printed, shown when it died
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]  # array name -> dtype, shape
 Answer = dict[str, Any]
@@ -77,21 +78,18 @@ class SimProcess:
             environment.pop("PYTHONPATH", None)  # another interpreter must not see this one's packages
             if not os.access(self._python, os.X_OK):
                 raise UserError(f"python={self._python!r} of simulator {self._simulator!r} is not an executable file")
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
-        self._pending = bytearray()
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
+        self.connection, childs = Pipe()
         self._process = subprocess.Popen(
-            [self._python or sys.executable, child_program.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            pass_fds=(self._fd,),
+            [self._python or sys.executable, child_program.__file__, str(childs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._printed,
+            stderr=self._printed,
+            pass_fds=(self._fd, childs.fileno()),
             env=environment,
             start_new_session=True,  # a Ctrl-C goes to the parent, which closes its children in order
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to_child, self.from_child = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._to_child, False)
+        childs.close()
         self.send(self._first_message)
 
     def wait_ready(self) -> None:
@@ -115,62 +113,41 @@ class SimProcess:
         raise self.fault(f"failed to start: {reply.get('error', reply)}")
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write one message; raises SimulatorDiedError when the child is gone or does not read."""
-        body = json.dumps(message).encode()
-        data, deadline = memoryview(HEADER.pack(len(body)) + body), time.monotonic() + START_DEADLINE_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._to_child, selectors.EVENT_WRITE)
-            while data:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise self.fault("does not read its commands")
-                try:
-                    data = data[os.write(self._to_child, data) :]
-                except BrokenPipeError:
-                    raise self.fault("died") from None
+        """Send one message to the child, which waits for it; raises SimulatorDiedError when it is gone."""
+        try:
+            self.connection.send_bytes(json.dumps(message).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            raise self.fault("died") from None
 
-    def receive(self) -> list[Answer]:
-        """The messages that have arrived; call when the pipe is readable."""
-        piece = os.read(self.from_child, 1 << 20)
-        if not piece:
-            raise self.fault("died")
-        self._pending += piece
-        messages = []
-        while len(self._pending) >= HEADER.size:
-            end = HEADER.size + HEADER.unpack_from(self._pending)[0]
-            if len(self._pending) < end:
-                break
-            messages.append(json.loads(bytes(self._pending[HEADER.size : end])))
-            del self._pending[:end]
-        return messages
+    def receive(self) -> Answer:
+        """The next message; call when the connection is readable."""
+        try:
+            return json.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            raise self.fault("died") from None
 
     def fault(self, what: str) -> SimulatorDiedError:
         """End the child and describe what it did, with the last lines it printed."""
         self.kill()
         assert self._process is not None
         text = f"simulator {self._simulator!r} process {self.name} {what} (exit status {self._process.returncode})"
-        tail = self.stderr_tail()
+        size = os.fstat(self._printed.fileno()).st_size
+        tail = os.pread(self._printed.fileno(), LAST_BYTES, max(0, size - LAST_BYTES)).decode(errors="replace").strip()
         return SimulatorDiedError(f"{text}; it printed:\n{tail}" if tail else text)
-
-    def stderr_tail(self, num_bytes: int = 2000) -> str:
-        """The end of what the child printed."""
-        size = os.fstat(self._stderr.fileno()).st_size
-        return os.pread(self._stderr.fileno(), num_bytes, max(0, size - num_bytes)).decode(errors="replace").strip()
 
     def kill(self) -> None:
         """End the child now."""
         if self._process is not None:
             self._process.kill()
-            with self._process:  # closes the pipes and waits
-                pass
+            self._process.wait()
+            self.connection.close()
 
     def close(self) -> None:
-        """Ask the child to leave, kill it if it does not, and release the shared memory (arrays become invalid)."""
+        """Let the child leave, kill it if it does not, and release the shared memory (arrays become invalid)."""
         if self._process is not None and self._process.poll() is None:
-            try:
-                self.send({"command": "close"})
+            self.connection.close()  # which ends it
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_DEADLINE_S)
-            except (SimulatorDiedError, subprocess.TimeoutExpired):
-                pass
         self.kill()
         self._process = None
         self.arrays = {}  # unmapped when the last of them is gone
@@ -202,25 +179,24 @@ def exchange(
             try:
                 if message is not None:
                     process.send(message)
-                selector.register(process.from_child, selectors.EVENT_READ, process)
+                selector.register(process.connection, selectors.EVENT_READ, process)
                 due[process] = time.monotonic() + deadline_s
             except SimulatorDiedError as fault:
                 answers[process] = fault
         try:
             while due:
                 for key, _ in selector.select(max(0.0, min(due.values()) - time.monotonic())):
-                    process = key.data
-                    due[process] = time.monotonic() + deadline_s
+                    process, due[key.data] = key.data, time.monotonic() + deadline_s
                     try:
-                        final = [m for m in process.receive() if "progress" not in m]
+                        answer: Answer | SimulatorDiedError = process.receive()
                     except SimulatorDiedError as fault:
-                        final = [fault]
-                    if final:
-                        answers[process] = final[0]
+                        answer = fault
+                    if isinstance(answer, SimulatorDiedError) or "progress" not in answer:
+                        answers[process] = answer
                         selector.unregister(key.fd)
                         del due[process]
                 for process in [p for p, t in due.items() if t <= time.monotonic()]:
-                    selector.unregister(process.from_child)
+                    selector.unregister(process.connection)
                     del due[process]
                     answers[process] = process.fault(f"gave no sign of life for {deadline_s:g} s")
         except BaseException:  # interrupted: the answers still to come would be taken for those of the next command

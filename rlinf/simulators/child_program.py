@@ -1,7 +1,7 @@
-"""The program a simulator process runs: `python child_program.py`, driven over its stdin and stdout.
+"""The program a simulator process runs: `python child_program.py FD`, driven over the connection FD of its parent.
 
-Control messages are length-prefixed JSON; arrays lie in a mapped file whose descriptor the parent passes down. Needs
-numpy and the simulator only: the interpreter may be one in which rlinf and torch are not installed.
+Messages are JSON; arrays lie in a mapped file whose descriptor the parent passes down too. Needs numpy and the
+simulator only: the interpreter may be one in which rlinf and torch are not installed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import importlib.util
 import json
 import mmap
 import os
-import struct
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent  # rlinf
-HEADER = struct.Struct("<I")
 SIGN_OF_LIFE_S = 0.1  # between messages of a command that takes long; each one wakes the parent
 OBSERVED = ("images", "wrist_images", "states", "critic_state")  # arrays that hold observations, one row per scene
 Arrays = Mapping[str, np.ndarray]
@@ -59,34 +58,11 @@ from rlinf.simulators.contract import (  # noqa: E402
 )
 
 
-class Channel:
-    """Messages to and from the parent. Python's own stdin and stdout are moved away: simulators print."""
-
-    def __init__(self) -> None:
-        self._in = os.fdopen(os.dup(0), "rb")
-        self._out = os.fdopen(os.dup(1), "wb")
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-
-    def read(self) -> dict[str, Any]:
-        """The next message; the process ends when the parent closed the pipe."""
-        header = self._in.read(HEADER.size)
-        if len(header) < HEADER.size:
-            os._exit(0)
-        return json.loads(self._in.read(HEADER.unpack(header)[0]))
-
-    def write(self, message: dict[str, Any]) -> None:
-        """Send one message."""
-        body = json.dumps(message).encode()
-        self._out.write(HEADER.pack(len(body)) + body)
-        self._out.flush()
-
-
 class Worker:
     """The commands of the parent, for scenes that are stepped one by one."""
 
-    def __init__(self, message: dict[str, Any], channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self, message: dict[str, Any], parent: Connection) -> None:
+        self.parent = parent
         self.module = load_simulator(message["module"], message["folder"])
         self.options = self.module.Options(**message["options"])
         self.arrays = map_arrays(message["fd"], message["size"], message["arrays"])
@@ -109,7 +85,7 @@ class Worker:
                 self.scenes[scene].close()
                 self.scenes[scene] = self.module.Scene(self.options)
             if time.monotonic() - heard > SIGN_OF_LIFE_S:
-                self.channel.write({"progress": scene})
+                send(self.parent, {"progress": scene})
                 heard = time.monotonic()
         for scene, fetch in self.drawn.items():  # a GPU hands them over together
             self.arrays["images"][scene] = fetch()
@@ -230,10 +206,10 @@ class BatchWorker:
         return {"replies": replies, "failed": failed}
 
 
-def make_worker(message: dict[str, Any], channel: Channel) -> Worker | BatchWorker:
+def make_worker(message: dict[str, Any], parent: Connection) -> Worker | BatchWorker:
     """What the parent's first message asks for."""
     if not message["batched"]:
-        return Worker(message, channel)
+        return Worker(message, parent)
     module = load_simulator(message["module"], message["folder"])
     batch = module.Batch(module.Options(**message["options"]), message["num_scenes"])
     return BatchWorker(batch, map_arrays(message["fd"], message["size"], message["arrays"]))
@@ -295,26 +271,41 @@ def watch_parent(parent: int) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """Answer commands until the parent goes away."""
-    channel = Channel()
-    first = channel.read()
+def send(parent: Connection, message: Mapping[str, Any]) -> None:
+    """Send one message."""
+    parent.send_bytes(json.dumps(message).encode())
+
+
+def start(parent: Connection) -> Worker | BatchWorker | None:
+    """Set up what the parent's first message asks for, and tell how that went."""
+    first = json.loads(parent.recv_bytes())
     threading.Thread(target=watch_parent, args=(first["parent"],), daemon=True).start()
     try:
-        worker = make_worker(first, channel)
+        worker = make_worker(first, parent)
     except ModuleNotFoundError as error:
-        return channel.write({"missing_module": error.name or str(error)})
+        send(parent, {"missing_module": error.name or str(error)})
     except SetupError as error:
-        return channel.write({"absent" if isinstance(error, AbsentError) else "setup": str(error)})
+        send(parent, {"absent" if isinstance(error, AbsentError) else "setup": str(error)})
     except Exception as error:
-        return channel.write({"error": error_text(error)})
-    channel.write({"ready": os.getpid()})
-    while (message := channel.read())["command"] != "close":
-        channel.write(worker.run(message))
-    worker.close()
-    channel.write({"closed": True})
-    sys.stderr.flush()
-    os._exit(0)  # GL libraries print tracebacks from their destructors
+        send(parent, {"error": error_text(error)})
+    else:
+        send(parent, {"ready": os.getpid()})
+        return worker
+    return None
+
+
+def main() -> None:
+    """Answer commands until the parent closes the connection."""
+    parent = Connection(int(sys.argv[1]))
+    worker = start(parent)
+    while worker is not None:
+        try:
+            message = json.loads(parent.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            worker.close()
+            sys.stderr.flush()
+            os._exit(0)  # GL libraries print tracebacks from their destructors
+        send(parent, worker.run(message))
 
 
 if __name__ == "__main__":
