@@ -39,11 +39,11 @@ class Demo:
     description: str
     success: bool
     images: np.ndarray  # u8 [T, H, W, 3]
-    wrist_images: np.ndarray | None  # u8 [T, N, h, w, 3]
     states: np.ndarray  # f32 [T, S]
     labels: np.ndarray  # f32 [T, A] what the expert wanted, clipped to [-1, 1]
     actions: np.ndarray  # f32 [T, A] what was executed
-    critic_states: np.ndarray | None = None  # f32 [T, K] the simulator's privileged state, where it tells it
+    wrist_images: np.ndarray | None = None  # u8 [T, N, h, w, 3]
+    critic_state: np.ndarray | None = None  # f32 [T, K] the simulator's privileged state, where it tells it
 
 
 @dataclass
@@ -64,18 +64,7 @@ class _Running:
     def demo(self, success: bool) -> Demo:
         """The demonstration that it has become."""
         columns = {name: np.concatenate([piece[name] for piece in self.pieces]) for name in self.pieces[0]}
-        return Demo(
-            job=self.job,
-            task=self.task,
-            description=self.description,
-            success=success,
-            images=columns["images"],
-            wrist_images=columns.get("wrist_images"),
-            states=columns.get("states", np.zeros((self.steps, 0), np.float32)),
-            labels=columns["labels"],
-            actions=columns["actions"],
-            critic_states=columns.get("critic_state"),
-        )
+        return Demo(self.job, self.task, self.description, success, **columns)
 
 
 class DemoPlayer:

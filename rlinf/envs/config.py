@@ -11,9 +11,11 @@ class VideoConfig:
     """Videos of what the policy does."""
 
     save_video: bool = False
+    """Write videos of the first envs of each env worker and stage."""
     info_on_video: bool = True
     """Write reward, success and step onto the frames."""
     video_base_dir: str = "video"
+    """Folder of the videos."""
     fps: int = 0
     """0 plays at the simulator's control rate."""
     max_envs: int = 9
@@ -25,7 +27,7 @@ class EnvConfig:
     """One set of environments (env.train or env.eval)."""
 
     env_type: str = "toy"
-    """Simulator, by the name of its file under rlinf/envs/sim."""
+    """Simulator: its folder under rlinf/simulators, the name of an installed plugin, or a dotted path."""
     task_suite_name: str | None = None
     """Suite of that simulator, e.g. metaworld_50."""
     total_num_envs: int = 8
@@ -59,9 +61,13 @@ class EnvConfig:
     enable_offload: bool = False
     """Free the simulators' memory while the actor trains."""
     center_crop: bool = False
+    """Show the policy the middle of the images."""
     use_custom_reward: bool = False
+    """Pay the simulator's own shaped reward."""
     assets_path: str | None = None
+    """Folder with the simulator's files."""
     seeds_path: str | None = None
+    """File with the seeds to play."""
     policy_setup: str | None = None
     """Accepted for compatibility; the model's own policy_setup counts."""
     task_config: dict[str, Any] = field(default_factory=dict)

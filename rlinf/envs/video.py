@@ -65,8 +65,7 @@ class VideoRecorder:
         self.path = self._folder / f"{self._count}.mp4"
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
         self._container = av.open(str(self.path.with_suffix(".part.mp4")), "w", format="mp4")
-        self._stream = self._container.add_stream(codec, rate=self._fps)
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
+        self._stream = self._container.add_stream(codec, self._fps, width=width, height=height, pix_fmt="yuv420p")
         self._stream.codec_context.thread_count = 1
 
 

@@ -47,27 +47,16 @@ def load_own_package() -> None:
 if __name__ == "__main__":
     load_own_package()
 
-from rlinf.simulators.contract import (  # noqa: E402
-    AbsentError,
-    BatchSimulator,
-    ChunkResult,
-    Expert,
-    SceneObservation,
-    SetupError,
-    Simulator,
-)
+from rlinf.simulators import contract  # noqa: E402
 
 
 class Worker:
     """The commands of the parent, for scenes that are stepped one by one."""
 
-    def __init__(self, message: dict[str, Any], parent: Connection) -> None:
-        self.parent = parent
-        self.module = load_simulator(message["module"], message["folder"])
-        self.options = self.module.Options(**message["options"])
-        self.arrays = map_arrays(message["fd"], message["size"], message["arrays"])
-        self.scenes: list[Simulator] = [self.module.Scene(self.options) for _ in range(message["num_scenes"])]
-        self.experts: dict[int, tuple[Expert, np.random.Generator]] = {}  # and their noise, of running episodes
+    def __init__(self, module: Any, options: Any, num_scenes: int, arrays: Arrays, parent: Connection) -> None:
+        self.module, self.options, self.arrays, self.parent = module, options, arrays, parent
+        self.scenes: list[contract.Simulator] = [module.Scene(options) for _ in range(num_scenes)]
+        self.experts: dict[int, tuple[contract.Expert, np.random.Generator]] = {}  # with noise, of episodes
         self.drawn: dict[int, Callable[[], np.ndarray]] = {}  # images of this command that are still to be fetched
 
     def run(self, message: dict[str, Any]) -> Reply:
@@ -112,7 +101,7 @@ class Worker:
         Where the parent shares arrays for demonstrations, each step leaves there what was seen, what the expert wanted
         and what was executed, which is that plus Gaussian noise.
         """
-        sim, arrays, whole = self.scenes[scene], self.arrays, ChunkResult.zeros(steps)
+        sim, arrays, whole = self.scenes[scene], self.arrays, contract.ChunkResult.zeros(steps)
         if scene not in self.experts:
             self.experts[scene] = self.module.Expert(self.options), np.random.default_rng(noise_seed)
         expert, rng = self.experts[scene]
@@ -160,7 +149,7 @@ class Worker:
 class BatchWorker:
     """The same commands for a simulator that steps all its scenes together; an exception ends the process."""
 
-    def __init__(self, batch: BatchSimulator, arrays: Arrays) -> None:
+    def __init__(self, batch: contract.BatchSimulator, arrays: Arrays) -> None:
         self.batch, self.arrays = batch, arrays
 
     def run(self, message: dict[str, Any]) -> Reply:
@@ -193,7 +182,7 @@ class BatchWorker:
         """Free what the simulator holds."""
         self.batch.close()
 
-    def _reply(self, rows: Sequence[int], results: Sequence[ChunkResult] = ()) -> Reply:
+    def _reply(self, rows: Sequence[int], results: Sequence[contract.ChunkResult] = ()) -> Reply:
         """Share results, where there are some, and observations."""
         replies, failed = {}, {}
         for r, (row, seen) in enumerate(zip(rows, self.batch.observe(rows), strict=True)):
@@ -207,15 +196,18 @@ class BatchWorker:
 
 
 def make_worker(message: dict[str, Any], parent: Connection) -> Worker | BatchWorker:
-    """What the parent's first message asks for."""
-    if not message["batched"]:
-        return Worker(message, parent)
-    module = load_simulator(message["module"], message["folder"])
-    batch = module.Batch(module.Options(**message["options"]), message["num_scenes"])
-    return BatchWorker(batch, map_arrays(message["fd"], message["size"], message["arrays"]))
+    """What the parent's first message asks for; a simulator outside of rlinf may lie in a folder that it names."""
+    if message["folder"] is not None:
+        sys.path.append(message["folder"])
+    module: Any = importlib.import_module(message["module"])
+    options, num_scenes = module.Options(**message["options"]), message["num_scenes"]
+    arrays = map_arrays(message["fd"], message["size"], message["arrays"])
+    if message["batched"]:
+        return BatchWorker(module.Batch(options, num_scenes), arrays)
+    return Worker(module, options, num_scenes, arrays, parent)
 
 
-def share_result(arrays: Arrays, scene: int, result: ChunkResult) -> Reply:
+def share_result(arrays: Arrays, scene: int, result: contract.ChunkResult) -> Reply:
     """Write what a chunk did to the scene's rows; returns the rest of the reply."""
     for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
         arrays[name][scene, : len(values)] = values
@@ -236,7 +228,7 @@ def share_observation(arrays: Arrays, where: Any, seen: Mapping[str, Any], prefi
     return {"description": seen["task_description"]}
 
 
-def fetched(seen: SceneObservation) -> np.ndarray:
+def fetched(seen: contract.SceneObservation) -> np.ndarray:
     """The images of an observation."""
     images = seen["images"]
     return images() if callable(images) else images
@@ -246,13 +238,6 @@ def error_text(error: Exception) -> str:
     """What went wrong, first in a line, then where."""
     frames = "".join(traceback.format_tb(error.__traceback__, limit=-4)).rstrip()
     return f"{type(error).__name__}: {error}\n{frames}"
-
-
-def load_simulator(module: str, folder: str | None) -> Any:
-    """Import a simulator's module by its dotted name; one outside of rlinf may lie in `folder`."""
-    if folder is not None:
-        sys.path.append(folder)
-    return importlib.import_module(module)
 
 
 def map_arrays(fd: int, size: int, layout: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -284,8 +269,8 @@ def start(parent: Connection) -> Worker | BatchWorker | None:
         worker = make_worker(first, parent)
     except ModuleNotFoundError as error:
         send(parent, {"missing_module": error.name or str(error)})
-    except SetupError as error:
-        send(parent, {"absent" if isinstance(error, AbsentError) else "setup": str(error)})
+    except contract.SetupError as error:
+        send(parent, {"absent" if isinstance(error, contract.AbsentError) else "setup": str(error)})
     except Exception as error:
         send(parent, {"error": error_text(error)})
     else:

@@ -14,7 +14,6 @@ expert.py, and assets.py where files are read. The simulator itself is imported 
 
 from __future__ import annotations
 
-import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from typing import Any, Literal, Protocol, TypedDict
 import numpy as np
 
 Array = np.ndarray
+Rows = Sequence[int]  # numbers of scenes within their process
 
 
 class SetupError(RuntimeError):
@@ -179,35 +179,29 @@ class Simulator(Protocol):
 
 
 class BatchSimulator(Protocol):
-    """All scenes of a process, stepped together. `rows` are scene numbers; a scene that is not named stays as it is.
+    """All scenes of a process, stepped together. A scene whose row is not named stays as it is.
 
     What one does never depends on the others. An exception ends the process, and with it the episodes of all scenes.
     """
 
-    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+    def reset(self, rows: Rows, reset_ids: Sequence[int]) -> None:
         """Start these episodes; R rows."""
 
     def task(self, row: int) -> str:
         """As Simulator.task."""
 
     def step_chunk(
-        self,
-        rows: Sequence[int],
-        actions: Array,
-        steps: Sequence[int],
-        *,
-        stop_on_success: bool,
-        record: Sequence[bool],
+        self, rows: Rows, actions: Array, steps: Sequence[int], *, stop_on_success: bool, record: Sequence[bool]
     ) -> list[ChunkResult]:
         """Execute the first steps[r] of actions f32 [R, C, A] in every row, fewer where told to stop at success."""
 
-    def observe(self, rows: Sequence[int]) -> list[SceneObservation]:
+    def observe(self, rows: Rows) -> list[SceneObservation]:
         """As Simulator.observe, row by row; a row that ended within the chunk is seen where it ended."""
 
-    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+    def get_state(self, rows: Rows) -> list[bytes]:
         """Everything needed to continue these episodes."""
 
-    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None:
+    def set_state(self, rows: Rows, states: Sequence[bytes]) -> None:
         """Continue the episodes of a `get_state`."""
 
     def close(self) -> None:
@@ -280,9 +274,9 @@ class ReplayScene(ABC):
 def image_side(default: int, **given: int | None) -> int:
     """Pixels of a square image that several keys may set; ValueError where two differ or it is below 16."""
     sides = {key: pixels for key, pixels in given.items() if pixels is not None}
-    for (key, pixels), (other, differs) in itertools.pairwise(sides.items()):
-        if pixels != differs:
-            raise ValueError(f"{key}={pixels} and {other}={differs} must be equal: they name one square image")
+    if len(set(sides.values())) > 1:
+        named = " and ".join(f"{key}={pixels}" for key, pixels in sides.items())
+        raise ValueError(f"{named} must be equal: they name one square image")
     side = next(iter(sides.values()), default)
     if side < 16:
         raise ValueError(f"{next(iter(given))}={side} must be at least 16")

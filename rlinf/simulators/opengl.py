@@ -44,7 +44,7 @@ def draws_in_software() -> bool:
 
 def osmesa_found() -> bool:
     """Whether the software renderer's library loads (PyOpenGL looks for the same names)."""
-    return any(_load(name) is not None for name in ("libOSMesa.so", "libOSMesa.so.8", "libOSMesa.so.6"))
+    return any(load_library(name) is not None for name in ("libOSMesa.so", "libOSMesa.so.8", "libOSMesa.so.6"))
 
 
 def egl_works() -> bool:
@@ -77,7 +77,7 @@ def egl_cuda_numbers() -> list[int | None]:
 
 def _egl_devices() -> tuple[ctypes.CDLL | None, list[int | None]]:
     """libEGL, None where it is missing, and the handles of its devices."""
-    egl = _load("libEGL.so.1")
+    egl = load_library("libEGL.so.1")
     query = _extension(egl, "eglQueryDevicesEXT", ctypes.c_uint, ctypes.c_int, _pointer, _pointer)
     handles, count = (_pointer * _MAX_DEVICES)(), ctypes.c_int(0)
     if query is None or not query(_MAX_DEVICES, handles, ctypes.byref(count)):
@@ -94,7 +94,7 @@ def _extension(egl: ctypes.CDLL | None, name: str, result: Any, *arguments: Any)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
 
 
-def _load(name: str) -> ctypes.CDLL | None:
+def load_library(name: str) -> ctypes.CDLL | None:
     """A shared library by its file name; None where it cannot be loaded."""
     try:
         return ctypes.CDLL(name)

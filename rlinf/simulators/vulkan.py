@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf.simulators.contract import SetupError
+from rlinf.simulators.opengl import load_library
 
 LEAST_MESA = (24, 3)
 NEEDED = "SAPIEN draws with NVIDIA's driver, or with Mesa's lavapipe 24.3 or newer (package mesa-vulkan-drivers)"
@@ -128,12 +129,8 @@ def _driver(vulkan: ctypes.CDLL, handle: ctypes.c_void_p) -> Driver:
 def _loader() -> ctypes.CDLL | None:
     """The system's libvulkan, else the one SAPIEN brings along."""
     own = sorted(_sapien_folder().glob("vulkan_library/libvulkan.so*"))
-    for name in ("libvulkan.so.1", *map(str, own)):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return None
+    found = (load_library(name) for name in ("libvulkan.so.1", *map(str, own)))
+    return next((library for library in found if library is not None), None)
 
 
 def _sapien_folder() -> Path:

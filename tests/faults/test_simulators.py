@@ -153,7 +153,7 @@ def test_a_demonstration_whose_simulator_dies_is_played_again(tmp_path: Path, fa
             faulty.description,
             True,
         )
-        for name in ("images", "states", "labels", "actions", "critic_states"):
+        for name in ("images", "states", "labels", "actions", "critic_state"):
             assert np.array_equal(getattr(calm, name), getattr(faulty, name)), name
 
 

@@ -14,15 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.simulators.calvin.symbolic import (
-    BLOCKS,
-    NUM_SEQUENCES,
-    State,
-    after,
-    evaluation_sequences,
-    initial_states,
-    random_chain,
-)
+from rlinf.simulators.calvin import symbolic
+from rlinf.simulators.calvin.symbolic import State, after
 from rlinf.simulators.calvin.tasks import COLOURS, TASKS
 from rlinf.simulators.contract import TASK_STRIDE, Array, IdGrid
 
@@ -110,15 +103,15 @@ def start_of(reset_id: int, *, compat: bool = False) -> Start:
         raise ValueError(f"reset id {reset_id} belongs to no scene and task of CALVIN")
     scene = SCENES[scene_number]
     where = geometry(scene, compat=compat)
-    if slot == CHAIN_SLOT and layout < NUM_SEQUENCES:
-        state, tasks = evaluation_sequences()[layout]
+    if slot == CHAIN_SLOT and layout < symbolic.NUM_SEQUENCES:
+        state, tasks = symbolic.evaluation_sequences()[layout]
         return Start(scene, tasks, ROBOT_OBS, benchmark_scene_obs(state, where), 0, 1.0)
     rng = np.random.default_rng([slot, layout])  # not by scene: the same seed is the same situation in each
-    states = initial_states() if slot == CHAIN_SLOT else task_states(TASKS[slot])
+    states = symbolic.initial_states() if slot == CHAIN_SLOT else task_states(TASKS[slot])
     state = states[int(rng.integers(len(states)))]
-    tasks = random_chain(state, rng) if slot == CHAIN_SLOT else (TASKS[slot],)
+    tasks = symbolic.random_chain(state, rng) if slot == CHAIN_SLOT else (TASKS[slot],)
     while (state, tasks) in evaluation_pairs():
-        tasks = random_chain(state, rng)
+        tasks = symbolic.random_chain(state, rng)
     robot_obs = ROBOT_OBS.copy()
     if state.grasped:
         robot_obs[6] = HELD_WIDTH
@@ -129,13 +122,13 @@ def start_of(reset_id: int, *, compat: bool = False) -> Start:
 @cache
 def evaluation_pairs() -> frozenset[tuple[State, tuple[str, ...]]]:
     """What no seeded chain may repeat."""
-    return frozenset(evaluation_sequences())
+    return frozenset(symbolic.evaluation_sequences())
 
 
 @cache
 def task_states(task: str) -> tuple[State, ...]:
     """States in which a task can be done at once; beyond the benchmark's starts only where none of them will do."""
-    states = initial_states()
+    states = symbolic.initial_states()
     if not any(after(state, task) for state in states):
         states = tuple(further for state in states for further in _one_block_elsewhere(state))
     return tuple(state for state in states if after(state, task) and not (task == "place_in_slider" and _full(state)))
@@ -148,7 +141,7 @@ def _full(state: State) -> bool:
 
 def _one_block_elsewhere(state: State) -> Iterator[State]:
     """The state with a block of the table in the hand, in the drawer, or on the other block of the table."""
-    on_table = [block for block, place in zip(BLOCKS, state.blocks, strict=True) if place == "table"]
+    on_table = [block for block, place in zip(symbolic.BLOCKS, state.blocks, strict=True) if place == "table"]
     for block in on_table:
         changes: list[dict[str, Any]] = [{block: "grasped", "grasped": 1}]
         changes += [{block: "drawer"}] if state.drawer == "open" else []

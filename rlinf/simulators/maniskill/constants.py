@@ -25,7 +25,7 @@ LIGHTS = (((0, 0, -1), 2.2), ((-1, -0.5, -1), 0.7), ((1, 1, -1), 0.7))  # direct
 AMBIENT = 0.3
 
 
-def lens(size: tuple[int, int]) -> tuple[float, float, float, float]:
+def lens(size: tuple[int, int]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Focal lengths and centre, x and y each, at a height and width: the field of view is always the same."""
     down, across = size[0] / NATIVE_SIZE[0], size[1] / NATIVE_SIZE[1]
-    return FOCAL * across, FOCAL * down, CENTRE[0] * across, CENTRE[1] * down
+    return (FOCAL * across, FOCAL * down), (CENTRE[0] * across, CENTRE[1] * down)

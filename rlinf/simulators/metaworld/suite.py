@@ -9,14 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlinf.errors import did_you_mean
-from rlinf.simulators.contract import EnvSpec, image_side, split_ids
-from rlinf.simulators.metaworld.tasks import (
-    TRIALS_OF_ONE_TASK,
-    TRIALS_PER_TASK,
-    all_tasks,
-    difficulty_classes,
-    tasks_of,
-)
+from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, image_side, split_ids
+from rlinf.simulators.metaworld.tasks import TRIALS_PER_TASK, all_tasks, difficulty_classes, tasks_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ def spec(options: Options) -> EnvSpec:
         gripper="absolute",
         state_dim=4,
         image_size=(options.size, options.size),
-        reset_ids=split_ids(numbers, TRIALS_PER_TASK.get(options.task_suite_name, TRIALS_OF_ONE_TASK)),
+        reset_ids=split_ids(numbers, TRIALS_PER_TASK.get(options.task_suite_name, len(EVAL_LAYOUTS))),
         control_hz=80.0,
         task_groups=difficulty_classes(tasks),
         critic_state_dim=39,

@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-TRIALS_PER_TASK = {"metaworld_50": 10, "metaworld_45_ind": 10, "metaworld_45_ood": 20}  # held out, by suite
-TRIALS_OF_ONE_TASK = 500
+TRIALS_PER_TASK = {"metaworld_50": 10, "metaworld_45_ind": 10, "metaworld_45_ood": 20}  # held out; all of a single task
 
 
 @cache

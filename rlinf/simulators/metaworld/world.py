@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import mujoco
@@ -28,7 +29,7 @@ from rlinf.simulators.metaworld.tasks import all_tasks
 SETTLE_STEPS = 16  # zero actions after a reset, before the policy sees anything
 CAMERA_POS = (0.75, 0.075, 0.7)  # where the published policies saw it from
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-_SNAPSHOTS_KEPT = 64  # fresh episodes remembered per task: members of a group start from the same one
+STARTS_KEPT = 64  # remembered per task: members of a group start from the same one
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,14 @@ class TaskWorld:
         self.holder: Scene | None = None  # whose episode is in it
         self.policy = cast(Any, ENV_POLICY_MAP[task])()
         self._renderer: Renderer | None = None  # made when the first image is asked for
-        self._fresh: OrderedDict[int, Snapshot] = OrderedDict()
+        self._start = lru_cache(STARTS_KEPT)(self._play_start)
 
     def reset(self, layout: int) -> None:
         """Start the episode of a layout seed: bit-equal wherever and after whatever it is called."""
-        known = self._fresh.get(layout)
-        if known is not None:
-            self.load(known)
-            self._fresh.move_to_end(layout)
-            return
+        self.load(self._start(layout))
+
+    def _play_start(self, layout: int) -> Snapshot:
+        """The start of an episode, when it has settled."""
         env = self.env
         self._place(layout)
         # The published reset runs reset_model twice; only the second counts, and it differs from a single one just by
@@ -76,9 +76,7 @@ class TaskWorld:
         env._prev_obs = obs[:18].copy()
         for _ in range(SETTLE_STEPS):
             self.step(np.zeros(4, np.float32))
-        self._fresh[layout] = self.save()
-        if len(self._fresh) > _SNAPSHOTS_KEPT:
-            self._fresh.popitem(last=False)
+        return self.save()
 
     def step(self, action: Array) -> bool:
         """One control step; returns MetaWorld's success flag."""

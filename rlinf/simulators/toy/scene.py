@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlinf.simulators.contract import TASK_STRIDE, Array, ChunkResult, ReplayScene, SceneObservation
+from rlinf.simulators.contract import TASK_STRIDE, Array, ChunkResult, ReplayScene, Rows, SceneObservation
 from rlinf.simulators.toy.suite import Options
 from rlinf.simulators.toy.tasks import COLOURS, reached, task_name
 
@@ -116,7 +116,7 @@ class Batch:
     def __init__(self, options: Options, num_scenes: int) -> None:
         self.scenes = [Scene(options) for _ in range(num_scenes)]
 
-    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+    def reset(self, rows: Rows, reset_ids: Sequence[int]) -> None:
         for row, reset_id in zip(rows, reset_ids, strict=True):
             self.scenes[row].reset(reset_id)
 
@@ -124,26 +124,20 @@ class Batch:
         return self.scenes[row].task()
 
     def step_chunk(
-        self,
-        rows: Sequence[int],
-        actions: Array,
-        steps: Sequence[int],
-        *,
-        stop_on_success: bool,
-        record: Sequence[bool],
+        self, rows: Rows, actions: Array, steps: Sequence[int], *, stop_on_success: bool, record: Sequence[bool]
     ) -> list[ChunkResult]:
         return [
             self.scenes[row].step_chunk(actions[r, : steps[r]], stop_on_success=stop_on_success, record=record[r])
             for r, row in enumerate(rows)
         ]
 
-    def observe(self, rows: Sequence[int]) -> list[SceneObservation]:
+    def observe(self, rows: Rows) -> list[SceneObservation]:
         return [self.scenes[row].observe() for row in rows]
 
-    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+    def get_state(self, rows: Rows) -> list[bytes]:
         return [self.scenes[row].get_state() for row in rows]
 
-    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None:
+    def set_state(self, rows: Rows, states: Sequence[bytes]) -> None:
         for row, state in zip(rows, states, strict=True):
             self.scenes[row].set_state(state)
 

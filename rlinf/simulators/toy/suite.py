@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlinf.simulators.contract import EnvSpec, split_ids
+from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, split_ids
 from rlinf.simulators.toy.tasks import COLOURS, SUITES, task_name
 
 
@@ -55,7 +55,7 @@ def spec(options: Options) -> EnvSpec:
         gripper="none",
         state_dim=2,
         image_size=(options.image_size, options.image_size),
-        reset_ids=split_ids(numbers, trials=500),
+        reset_ids=split_ids(numbers, trials=len(EVAL_LAYOUTS)),
         control_hz=10.0,
         critic_state_dim=4,
         batched=options.batched,

@@ -29,9 +29,8 @@ class Renderer:
         device = [] if has_nvidia() else [sapien.Device("cpu")]  # named as ManiSkill does: a process has but one
         self._scene = sapien.Scene([sapien.render.RenderSystem(*device)])
         self._links = self._load_robot()
-        table = self._builder()
-        table.add_visual_from_file(str(assets.table), pose=sapien.Pose(q=constants.TABLE_QUATERNION))
-        self._table = self._add(table.build_render_component(), sapien.Pose(constants.TABLE_POSITION))
+        self._table = self._load(assets.table, sapien.Pose(q=constants.TABLE_QUATERNION))
+        self._table.set_pose(sapien.Pose(constants.TABLE_POSITION))
         self._scene.set_ambient_light([constants.AMBIENT] * 3)
         for direction, strength in constants.LIGHTS:
             self._scene.add_directional_light(direction, [strength] * 3)
@@ -80,18 +79,18 @@ class Renderer:
     def _drawn(self, key: BodyKey) -> Any:
         """What is drawn of a body; it enters the scene once, since every entry takes one of 32767 numbers."""
         if key not in self._bodies:
-            builder = self._builder()
-            builder.add_visual_from_file(str(self.assets.model(key).visual))
-            self._bodies[key] = self._add(builder.build_render_component(), sapien.Pose())
+            self._bodies[key] = self._load(self.assets.model(key).visual, sapien.Pose())
         return self._bodies[key].find_component_by_type(sapien.render.RenderBodyComponent)
 
-    def _builder(self) -> Any:
-        return self._scene.create_actor_builder()
+    def _load(self, file: Path, pose: Any) -> Any:
+        """Bring a mesh into the scene, turned by `pose` within its entity."""
+        builder = self._scene.create_actor_builder()
+        builder.add_visual_from_file(str(file), pose=pose)
+        return self._add(builder.build_render_component())
 
-    def _add(self, component: Any, pose: Any) -> Any:
+    def _add(self, component: Any) -> Any:
         entity = sapien.Entity()
         entity.add_component(component)
-        entity.set_pose(pose)
         self._scene.add_entity(entity)
         return entity
 
@@ -105,12 +104,9 @@ class Renderer:
             component = link.build_render_component()
             for shape in component.render_shapes:
                 if isinstance(shape, sapien.render.RenderShapeTriangleMesh):
-                    for part in shape.parts:
-                        part.material.specular, part.material.roughness = (
-                            constants.ROBOT_SPECULAR,
-                            constants.ROBOT_ROUGHNESS,
-                        )
-            found[link.name] = self._add(component, sapien.Pose())
+                    for metal in [part.material for part in shape.parts]:
+                        metal.specular, metal.roughness = constants.ROBOT_SPECULAR, constants.ROBOT_ROUGHNESS
+            found[link.name] = self._add(component)
         return found
 
     def _load_camera(self) -> Any:
@@ -118,17 +114,15 @@ class Renderer:
         render = sapien.render
         folder = without_lookup_table(self.shader)
         render.set_camera_shader_dir(str(folder / self.shader))
-        colour = "r8g8b8a8unorm" if self.shader == "minimal" else "r32g32b32a32sfloat"
-        render.set_picture_format("Color", colour)
-        render.set_picture_format("ColorRaw", colour)
-        render.set_picture_format(
-            "PositionSegmentation", "r16g16b16a16sint" if self.shader == "minimal" else "r32g32b32a32sfloat"
-        )
+        small, full = ("r8g8b8a8unorm", "r16g16b16a16sint"), ("r32g32b32a32sfloat", "r32g32b32a32sfloat")
+        colour, positions = small if self.shader == "minimal" else full
+        for name, kind in (("Color", colour), ("ColorRaw", colour), ("PositionSegmentation", positions)):
+            render.set_picture_format(name, kind)
         height, width = self.size
-        focal_x, focal_y, centre_x, centre_y = constants.lens(self.size)
+        focal, centre = constants.lens(self.size)
         camera = render.RenderCameraComponent(width, height)
-        camera.set_focal_lengths(focal_x, focal_y)
-        camera.set_principal_point(centre_x, centre_y)
+        camera.set_focal_lengths(*focal)
+        camera.set_principal_point(*centre)
         camera.near, camera.far = 0.01, 100.0
         self._links["base_link"].add_component(camera)
         camera.local_pose = sapien.Pose(*constants.CAMERA)

@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from rlinf.simulators.contract import Array, ChunkResult, SceneObservation, SetupError
+from rlinf.simulators.contract import Array, ChunkResult, Rows, SceneObservation, SetupError
 from rlinf.simulators.maniskill.judge import Judgement, level
 from rlinf.simulators.maniskill.observation import DISTANCES
 from rlinf.simulators.maniskill.suite import Options
@@ -46,7 +46,7 @@ class Batch:
         self._paused: dict[int, PausedRow] = {}
         self._playing: set[int] = set()  # rows that were given an episode
 
-    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+    def reset(self, rows: Rows, reset_ids: Sequence[int]) -> None:
         """Start these episodes."""
         as_tensor = self._torch.as_tensor
         options = {"env_idx": as_tensor(rows, device=self._env.device), "episode_id": as_tensor(reset_ids)}
@@ -58,13 +58,7 @@ class Batch:
         return self._env.episodes[row].env_id
 
     def step_chunk(
-        self,
-        rows: Sequence[int],
-        actions: Array,
-        steps: Sequence[int],
-        *,
-        stop_on_success: bool,
-        record: Sequence[bool],
+        self, rows: Rows, actions: Array, steps: Sequence[int], *, stop_on_success: bool, record: Sequence[bool]
     ) -> list[ChunkResult]:
         """Execute the first steps[r] of actions f32 [R, C, 7] in every row, fewer where success ends an episode."""
         self._resume([row for row in rows if row in self._paused])
@@ -88,7 +82,7 @@ class Batch:
         self._fill(results, happened)
         return [results[row] for row in rows]
 
-    def observe(self, rows: Sequence[int]) -> list[SceneObservation]:
+    def observe(self, rows: Rows) -> list[SceneObservation]:
         """What the rows see; those that ended within the chunk where they ended."""
         moving = [row for row in rows if row not in self._paused or not self._paused[row].seen]
         self._resume([row for row in moving if row in self._paused])
@@ -107,14 +101,14 @@ class Batch:
             for r, row in enumerate(rows)
         ]
 
-    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+    def get_state(self, rows: Rows) -> list[bytes]:
         """The rows' episodes, to continue as exactly as ManiSkill restores them."""
         moving = [row for row in rows if row not in self._paused]
         now = self._env.snapshot(moving) if moving else {}
         states = {row: {name: value[r : r + 1] for name, value in now.items()} for r, row in enumerate(moving)}
         return [_to_bytes(self._paused[row].state if row in self._paused else states[row]) for row in rows]
 
-    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None:
+    def set_state(self, rows: Rows, states: Sequence[bytes]) -> None:
         """Continue saved episodes."""
         self._restore(rows, [self._from_bytes(state) for state in states])
         self._begin(rows)
@@ -123,12 +117,12 @@ class Batch:
         """Free the environment."""
         self._env.close()
 
-    def _begin(self, rows: Sequence[int]) -> None:
+    def _begin(self, rows: Rows) -> None:
         self._playing |= set(rows)
         for row in rows:
             self._paused.pop(row, None)
 
-    def _pause(self, rows: Sequence[int], *, look: bool) -> None:
+    def _pause(self, rows: Rows, *, look: bool) -> None:
         """Remember rows that take no part in the next step; `look` where what they see is still to be asked."""
         if not rows:
             return
@@ -137,15 +131,15 @@ class Batch:
             mine = {name: value[r : r + 1].clone() for name, value in state.items()}
             self._paused[row] = PausedRow(mine, {name: value[row].clone() for name, value in seen.items()})
 
-    def _resume(self, rows: Sequence[int]) -> None:
+    def _resume(self, rows: Rows) -> None:
         """Put rows back to where they stopped."""
         if rows:
             self._restore(rows, [self._paused.pop(row).state for row in rows])
 
-    def _restore(self, rows: Sequence[int], states: Sequence[dict[str, Tensor]]) -> None:
+    def _restore(self, rows: Rows, states: Sequence[dict[str, Tensor]]) -> None:
         self._env.restore(rows, {name: self._torch.cat([state[name] for state in states]) for name in states[0]})
 
-    def _film(self, rows: Sequence[int], results: Mapping[int, ChunkResult]) -> None:
+    def _film(self, rows: Rows, results: Mapping[int, ChunkResult]) -> None:
         """Add what these rows see to their frames."""
         if rows:
             frames = self._env.look()["images"][list(rows)].cpu().numpy()

@@ -20,25 +20,16 @@ from mani_skill.utils.structs import Actor, Pose
 from mani_skill.utils.structs.types import SimConfig
 from torch import Tensor
 
-from rlinf.simulators.maniskill import constants
+from rlinf.simulators.maniskill import constants, tasks
 from rlinf.simulators.maniskill.assets import find_assets
 from rlinf.simulators.maniskill.gpu.backdrops import Backdrops
 from rlinf.simulators.maniskill.gpu.judge import BatchJudge
 from rlinf.simulators.maniskill.gpu.widowx import CAMERA, WidowX, camera_matrix
 from rlinf.simulators.maniskill.judge import GRASP_ANGLE, GRASP_FORCE, HELD_STEPS, Judgement, level
 from rlinf.simulators.maniskill.observation import FAR, critic_columns, distances
-from rlinf.simulators.maniskill.tasks import (
-    TELEPORT_STEP,
-    Body,
-    BodyKey,
-    Episode,
-    Teleport,
-    episode,
-    hidden_bodies,
-    variant,
-)
+from rlinf.simulators.maniskill.tasks import TELEPORT_STEP, Body, BodyKey, Episode, Teleport
 
-HIDDEN = hidden_bodies()
+HIDDEN = tasks.hidden_bodies()
 SPACING = 10.0  # m between the envs of a batch: wider than a row of hidden bodies
 
 
@@ -63,7 +54,7 @@ class PutOnPlate(BaseEnv):
             raise ValueError(
                 f"control_mode={control_mode!r} must be null or {constants.CONTROL_MODE}, the only controller"
             )
-        self.task, self.obj_set, self.variant = task, obj_set, variant(task, obj_set)
+        self.task, self.obj_set, self.variant = task, obj_set, tasks.variant(task, obj_set)
         self.assets = find_assets([(task, obj_set)])
         self.episodes: list[Episode] = []  # one per env
         robot = type("WidowX", (WidowX,), {"urdf_path": str(self.assets.urdf), "image_size": image_size})
@@ -121,7 +112,7 @@ class PutOnPlate(BaseEnv):
         images = {i: self.assets.images[i] for i in self.variant.images.members}
         camera = self._sensor_configs[CAMERA]  # sensor_configs may have changed its size
         self._backdrops = Backdrops(images, self.variant.texture, (camera.height, camera.width), self.device)
-        self.episodes = [episode(self.task, self.obj_set, 0)] * self.num_envs
+        self.episodes = [tasks.episode(self.task, self.obj_set, 0)] * self.num_envs
         self._judge = BatchJudge(self.num_envs, self.device)
 
     # episodes
@@ -142,7 +133,7 @@ class PutOnPlate(BaseEnv):
     def _begin(self, rows: list[int], ids: list[int]) -> None:
         """These rows now play these episodes; nothing has been judged."""
         for row, episode_id in zip(rows, ids, strict=True):
-            self.episodes[row] = episode(self.task, self.obj_set, episode_id)
+            self.episodes[row] = tasks.episode(self.task, self.obj_set, episode_id)
         self._object = self._view("object", [e.object.index for e in self.episodes])
         self._plate = self._view("plate", [e.plate.index for e in self.episodes])
         chosen = [self.episodes[row] for row in rows]

@@ -58,5 +58,5 @@ class WidowX(WidowX250S):
 
 def camera_matrix(size: tuple[int, int]) -> np.ndarray:
     """The camera matrix [3, 3] at a height and width."""
-    focal_x, focal_y, centre_x, centre_y = constants.lens(size)
-    return np.array([[focal_x, 0, centre_x], [0, focal_y, centre_y], [0, 0, 1]])
+    focal, centre = constants.lens(size)
+    return np.array([[focal[0], 0, centre[0]], [0, focal[1], centre[1]], [0, 0, 1]])
