@@ -23,7 +23,7 @@ import torch
 from rlinf.simulators.maniskill import Batch, Options, spec
 from rlinf.simulators.maniskill.judge import Judgement
 from rlinf.simulators.maniskill.observation import DISTANCES
-from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, VARIANTS, episode, total_trials
+from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, VARIANTS, episode, variant
 
 MAIN = PREFIX + "Main-v3"
 JUDGED = Judgement._fields
@@ -70,7 +70,7 @@ def flags(info: dict[str, Any]) -> list[bool]:
 def visit(env_id: str, obj_set: str) -> dict[str, Any]:
     """Reset, one step, a picture before and after."""
     gym_env = registered(env_id, obj_set)
-    episode_id = total_trials(env_id, obj_set) - 1
+    episode_id = variant(env_id, obj_set).total - 1
     env = begin(gym_env, episode_id)
     before = env.picture()
     action = np.array([[0.03, 0.0, -0.03, 0.0, 0.0, 0.3, -1.0]], np.float32)

@@ -72,16 +72,16 @@ class Hand:
 
     def points(self) -> Array:
         """The object's surface, f64 [N, 3]."""
-        return self._surface(("object", self.world.episode.object.index))
+        return self._surface(self.world.object_key)
 
     def plate_points(self) -> Array:
         """The plate's surface, f64 [N, 3]."""
-        return self._surface(("plate", self.world.episode.plate.index))
+        return self._surface(self.world.plate_key)
 
     def other_points(self) -> Array:
         """The surfaces of everything on the table but the object, f64 [M, 3]."""
-        taken = ("object", self.world.episode.object.index)
-        return np.concatenate([self._surface(key) for key in self.world.view().bodies if key != taken])
+        others = [key for key in self.world.view().bodies if key != self.world.object_key]
+        return np.concatenate([self._surface(key) for key in others])
 
     def _surface(self, key: BodyKey) -> Array:
         pose = self.world.view().bodies[key]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf.simulators.contract import ComputedIds
-from rlinf.simulators.maniskill.tasks import PREFIX, VARIANTS, total_trials
+from rlinf.simulators.maniskill.tasks import PREFIX, VARIANTS, variant
 
 OOD = "ood"
 STRIDE = 10**11  # above every number of episode ids
@@ -66,7 +66,7 @@ def reset_ids(env_id: str, obj_set: str, trials_per_task: int) -> dict[str, Sequ
 
 
 def _split(env_id: str, obj_set: str, row_number: int = 0) -> dict[str, Sequence[int]]:
-    total, offset = total_trials(env_id, obj_set), row_number * STRIDE
+    total, offset = variant(env_id, obj_set).total, row_number * STRIDE
     if obj_set == "test" and VARIANTS[env_id]["train"] != VARIANTS[env_id]["test"]:
         return {"train": (), "demo": (), "eval": ShuffledIds(total, range(min(total, TEST_IDS)), offset)}
     held_out, demos = min(HELD_OUT, total // 8), total // 4

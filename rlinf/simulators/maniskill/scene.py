@@ -88,10 +88,8 @@ class Scene(ReplayScene):
         world, judge = self.world, self.world.judge
         steps, judged = judge.grasped_steps, judge.judgement
         grasp = [steps > 0, min(steps / HELD_STEPS, 1.0), judged.is_src_obj_grasped, judged.consecutive_grasp]
-        size = self.assets.objects[self.episode.object.index].size
-        columns = critic_columns(
-            world.object_pose, world.plate_pose[:3], world.gripper_pose, size, world.arm.qpos, grasp
-        )
+        size, qpos = self.assets.model(world.object_key).size, world.arm.qpos
+        columns = critic_columns(world.object_pose, world.plate_pose[:3], world.gripper_pose, size, qpos, grasp)
         return np.concatenate([np.asarray(column, np.float32) for column in columns]).clip(-FAR, FAR)
 
 

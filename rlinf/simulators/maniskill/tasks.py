@@ -211,11 +211,6 @@ def variant(env_id: str, obj_set: str) -> Variant:
     return sets[obj_set]
 
 
-def total_trials(env_id: str, obj_set: str) -> int:
-    """How many episode ids there are."""
-    return variant(env_id, obj_set).total
-
-
 def episode(env_id: str, obj_set: str, episode_id: int) -> Episode:
     """What the episode id means."""
     v = variant(env_id, obj_set)

@@ -17,7 +17,7 @@ from sapien.wrapper.pinocchio_model import PinocchioModel
 from rlinf.simulators.contract import Array
 from rlinf.simulators.maniskill import constants
 
-FINGER_DRIVE = (constants.FINGER_STIFFNESS, constants.FINGER_DAMPING, constants.FINGER_FORCE)
+FINGER_DRIVES = [(constants.FINGER_STIFFNESS, constants.FINGER_DAMPING, constants.FINGER_FORCE)] * 2
 ARM_JOINTS, IK_ITERATIONS = 6, 100
 
 
@@ -32,13 +32,9 @@ class Arm:
         self._solver = _solver(urdf, *map(tuple, names))
         self._gripper_index = names[1].index(constants.GRIPPER_LINK)
         self._arm_only = np.arange(len(self._joints)) < ARM_JOINTS
-        for i, joint in enumerate(self._joints):
-            drive = (
-                (constants.STIFFNESS[i], constants.DAMPING[i], constants.FORCE_LIMIT[i])
-                if i < ARM_JOINTS
-                else FINGER_DRIVE
-            )
-            joint.set_drive_properties(drive[0], drive[1], force_limit=drive[2], mode="force")
+        drives = zip(constants.STIFFNESS, constants.DAMPING, constants.FORCE_LIMIT, strict=True)
+        for joint, (stiffness, damping, force) in zip(self._joints, [*drives, *FINGER_DRIVES], strict=True):
+            joint.set_drive_properties(stiffness, damping, force_limit=force, mode="force")
             joint.set_friction(0.0)
         for link in robot.links:
             link.disable_gravity = True

@@ -35,6 +35,8 @@ class World:
     episode: Episode
     judge: Judge  # of the episode
     steps: int  # actions executed
+    object_key: BodyKey  # of the object to move
+    plate_key: BodyKey
     arm: Arm
 
     def __init__(
@@ -47,8 +49,8 @@ class World:
     def reset(self, episode: Episode) -> None:
         """Build the world in which the episode starts."""
         self.episode, self.steps = episode, 0
-        self._object, self._plate = ("object", episode.object.index), ("plate", episode.plate.index)
-        plate, object_ = self.assets.model(self._plate).size, self.assets.model(self._object).size
+        self.object_key, self.plate_key = ("object", episode.object.index), ("plate", episode.plate.index)
+        plate, object_ = self.assets.model(self.plate_key).size, self.assets.model(self.object_key).size
         self.judge = Judge(*Judge.limits(max(plate), plate[2], object_[2]))
         self._build(episode.bodies)
         self.arm.place(episode.qpos)
@@ -64,7 +66,7 @@ class World:
         self.steps += 1
         move = self.episode.teleport
         if move is not None and self.steps == move.step:
-            self._entities[self._object].set_pose(sapien.Pose(move.position, move.quaternion))
+            self._entities[self.object_key].set_pose(sapien.Pose(move.position, move.quaternion))
         return self._judge()
 
     def view(self) -> View:
@@ -75,12 +77,12 @@ class World:
     @property
     def object_pose(self) -> Array:
         """Position and quaternion of the object to move, f32 [7]."""
-        return as_array(self._entities[self._object].pose)
+        return as_array(self._entities[self.object_key].pose)
 
     @property
     def plate_pose(self) -> Array:
         """Position and quaternion of the plate, f32 [7]."""
-        return as_array(self._entities[self._plate].pose)
+        return as_array(self._entities[self.plate_key].pose)
 
     @property
     def gripper_pose(self) -> Array:
@@ -118,7 +120,7 @@ class World:
 
     def _judge(self) -> Judgement:
         """Judge the step by the contacts of its last physics step, and by where object and plate are."""
-        object_, plate = self._components[self._object], self._components[self._plate]
+        object_, plate = self._components[self.object_key], self._components[self.plate_key]
         force = {name: np.zeros(3) for name in ("plate", *constants.FINGER_LINKS)}  # N, of the object on each
         partners = dict(zip((plate, *self._fingers), force, strict=True))
         for contact in self._physics.get_contacts():
