@@ -22,7 +22,7 @@ PIECE = 32  # expert steps per message: bounds the shared memory and shows progr
 
 @dataclass(frozen=True)
 class DemoJob:
-    """One episode to play."""
+    """One demonstration to play: which episode, for how long, and with which noise."""
 
     reset_id: int
     max_steps: int
@@ -48,7 +48,7 @@ class Demo:
 
 @dataclass
 class _Running:
-    """A demonstration under way."""
+    """A demonstration under way, of which some pieces were played."""
 
     job: DemoJob
     task: str
@@ -57,12 +57,12 @@ class _Running:
     pieces: list[dict[str, np.ndarray]] = field(default_factory=list)
 
     def next_piece(self) -> dict[str, Any]:
-        """Arguments of the next command."""
+        """Arguments of the command `expert_chunk` that plays its next steps."""
         steps, job = min(PIECE, self.job.max_steps - self.steps), self.job
         return {"steps": steps, "stop": True, "record": False, "noise_std": job.noise_std, "noise_seed": job.noise_seed}
 
     def demo(self, success: bool) -> Demo:
-        """The demonstration that it has become."""
+        """Join the pieces into the finished demonstration."""
         columns = {name: np.concatenate([piece[name] for piece in self.pieces]) for name in self.pieces[0]}
         return Demo(self.job, self.task, self.description, success, **columns)
 
@@ -96,17 +96,17 @@ class DemoPlayer:
         self.close()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the simulator processes."""
         self._fleet.close()
 
     def play(self, jobs: Sequence[DemoJob]) -> Iterator[Demo]:
-        """The demonstrations of `jobs`, in their order: failures included, `success` tells."""
+        """Yield a demonstration for each job, in their order; also those that failed, as `Demo.success` tells."""
         self._fleet.start()
         for first in range(0, len(jobs), self._num_rows):
             yield from self._play_together(jobs[first : first + self._num_rows])
 
     def _play_together(self, jobs: Sequence[DemoJob]) -> list[Demo]:
-        """One job per process, all at once, in pieces; where a simulator died, from the beginning."""
+        """Play one job per process, all at once, in pieces; a job whose simulator died begins again."""
         self._jobs = jobs
         self._fleet.reset_failure_count()
         running: dict[int, _Running] = {}
@@ -134,7 +134,7 @@ def check_expert(cfg: EnvConfig) -> None:
 
 
 def play_trials(cfg: EnvConfig, *, seed: int) -> list[EpisodeRecord]:
-    """The held-out trials of an evaluation, played by the expert; images are drawn now and then, and not looked at."""
+    """Let the expert play the held-out trials of an evaluation; returns their records in the order of the trials."""
     check_expert(cfg)
     spec = replace(env_spec(cfg, "env.eval"), batched=False)  # an expert looks into one scene at a time
     trials = eval_trials(cfg, spec)

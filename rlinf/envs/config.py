@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:
-    """Videos of what the policy does."""
+    """Videos that an env worker writes of its first envs."""
 
     save_video: bool = False
     """Write videos of the first envs of each env worker and stage."""

@@ -14,7 +14,7 @@ from rlinf.simulators.contract import EnvSpec
 
 @dataclass
 class Episode:
-    """One env's running (or last) episode."""
+    """The running episode of one env, or its last one while the env waits for a reset."""
 
     env_id: int  # global
     number: int = -1  # episodes this env has begun, less one
@@ -35,17 +35,17 @@ class Episode:
         return Episode(self.env_id, number, reset_id, waiting=False, loaded=True)
 
     def to_json(self) -> dict[str, Any]:
-        """What a checkpoint holds of it; the files call `loaded` on_stage."""
+        """The episode as a checkpoint holds it, where `loaded` is called on_stage."""
         saved = asdict(self)
         return saved | {"on_stage": saved.pop("loaded")}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Episode:
-        """The episode of a `to_json`."""
+        """Read an episode that `to_json` wrote."""
         return cls(**{"loaded" if name == "on_stage" else name: value for name, value in saved.items()})
 
     def advance(self, levels: Sequence[float], success: Sequence[bool], *, relative: bool) -> list[float]:
-        """Count the executed steps of a chunk and return their rewards: levels, or differences of levels."""
+        """Count the executed steps of a chunk; returns their rewards: the reward levels, or their differences."""
         rewards = []
         for level, solved in zip(levels, success, strict=True):
             rewards.append(level - self.level if relative else level)
@@ -56,7 +56,7 @@ class Episode:
         return rewards
 
     def title(self) -> str:
-        """What is being played, for an error message; empty when nothing is."""
+        """Names what is being played, for an error message; empty when nothing is."""
         return "" if self.waiting else f"env {self.env_id} task {self.task or '(starting)'} reset id {self.reset_id}"
 
     def caption(self, spec: EnvSpec, steps_ago: int, reward: float, solved: bool) -> list[str]:
@@ -66,7 +66,7 @@ class Episode:
         return [title, f"{line} success" if solved else line]
 
     def record(self, suite: str, seed: int) -> EpisodeRecord:
-        """What is kept of the episode."""
+        """The record of the episode, for metrics and tables."""
         return EpisodeRecord(
             suite=suite,
             task=self.task,
@@ -82,7 +82,7 @@ class Episode:
 
 
 class TrainIds:
-    """Training ids: drawn (or taken in order) per group and episode, so that a group's members start equal anywhere."""
+    """Chooses training ids per group and episode, drawn or in order: a group's members start equal on any rank."""
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, seed: int) -> None:
         self.cfg, self.seed = cfg, seed
@@ -99,7 +99,7 @@ class TrainIds:
 
 
 class EvalIds:
-    """Evaluation ids: env i plays trials i, i + n, i + 2n, ... of the list, each once."""
+    """Deals evaluation ids: env i of n plays the trials i, i + n, i + 2n, ... of the list, each once."""
 
     def __init__(self, cfg: EnvConfig, trials: Sequence[int]) -> None:
         self.total_num_envs, self.trials = cfg.total_num_envs, trials

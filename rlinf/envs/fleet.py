@@ -1,4 +1,4 @@
-"""Fleet: several simulator processes, addressed by env row; restarts what dies."""
+"""Fleet: the simulator processes of a batch of envs, addressed by row; a process that dies is started again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Rows 0..B-1 spread over processes as neighbours; every process holds several scenes, a batched one all."""
+    """Spreads rows 0..B-1 over processes, neighbours together; a process holds several scenes, a batched one all."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Fleet:
         return self._processes[p].arrays[name][scene]
 
     def arrays(self, row: int, prefix: str) -> dict[str, np.ndarray]:
-        """The same of every array whose name begins with `prefix`, by the rest of its name."""
+        """The row of every shared array whose name begins with `prefix`, without copying, by the rest of its name."""
         p, scene = self._place[row]
         shared = self._processes[p].arrays.items()
         return {name.removeprefix(prefix): rows[scene] for name, rows in shared if name.startswith(prefix)}
@@ -132,7 +132,7 @@ class Fleet:
         return replies, gone
 
     def _restart(self, p: int, fault: SimulatorDiedError) -> None:
-        """Start a process anew, again and again while failures are left."""
+        """Start a process that died again, and once more whenever that fails, up to `max_restarts` failures."""
         while True:
             self._count_failure(p, self.rows[p], str(fault))
             try:
@@ -156,7 +156,7 @@ class Fleet:
 
 
 def split_evenly(count: int, parts: int) -> list[range]:
-    """Ranges of neighbours whose sizes differ by at most one."""
+    """Split 0..count-1 into ranges whose sizes differ by at most one."""
     edges = [count * i // parts for i in range(parts + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
 

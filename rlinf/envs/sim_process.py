@@ -37,7 +37,7 @@ class SimulatorDiedError(RuntimeError):
 
 
 class SimProcess:
-    """One child with several scenes and the arrays shared with it."""
+    """One simulator process with several scenes, and the arrays that parent and child share."""
 
     def __init__(
         self, cfg: EnvConfig, options: Any, *, name: str, num_scenes: int, layout: Layout, batched: bool
@@ -93,7 +93,7 @@ class SimProcess:
         self.send(self._first_message)
 
     def wait_ready(self) -> None:
-        """Until the child has imported its simulator; what is missing on this machine becomes a UserError."""
+        """Wait until the child has imported its simulator; what is missing on this machine becomes a UserError."""
         reply = exchange({self: None}, START_DEADLINE_S)[self]
         if isinstance(reply, SimulatorDiedError):
             raise reply
@@ -120,7 +120,7 @@ class SimProcess:
             raise self.fault("died") from None
 
     def receive(self) -> Answer:
-        """The next message; call when the connection is readable."""
+        """Read the next message, when `connection` is readable; raises SimulatorDiedError when the child is gone."""
         try:
             return json.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -136,14 +136,14 @@ class SimProcess:
         return SimulatorDiedError(f"{text}; it printed:\n{tail}" if tail else text)
 
     def kill(self) -> None:
-        """End the child now."""
+        """End the child at once."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self.connection.close()
 
     def close(self) -> None:
-        """Let the child leave, kill it if it does not, and release the shared memory (arrays become invalid)."""
+        """Ask the child to end, kill it if it does not, and release the shared memory: `arrays` become invalid."""
         if self._process is not None and self._process.poll() is None:
             self.connection.close()  # which ends it
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -73,7 +73,7 @@ class VecEnv:
 
     @property
     def num_restarts(self) -> int:
-        """Simulator failures since the start."""
+        """Failures of simulators since the start, each of which cost a restart."""
         return self._fleet.num_restarts
 
     @property
@@ -82,7 +82,7 @@ class VecEnv:
         return self.mode == "eval" and self._begun and all(e.waiting for e in self._episodes)
 
     def reset(self) -> EnvStep:
-        """Train: the next episode of every env. Eval: everybody's first trial."""
+        """Train: begin the next episode of every env. Eval: begin the first trial of every env."""
         self._start()
         self.begin_step()
         self.flush_video()
@@ -210,10 +210,12 @@ class VecEnv:
         self._stop()
 
     def _start(self) -> None:
+        """Have the simulators running, with the episodes they held when they were offloaded."""
         self.onload()
         self._fleet.start()
 
     def _stop(self) -> None:
+        """End the simulator processes."""
         self._fleet.close()
         for episode in self._episodes:
             episode.loaded = False
@@ -268,7 +270,7 @@ class VecEnv:
         return {row for row in gone if not self._episodes[row].waiting}
 
     def _align_groups(self, rows: set[int]) -> set[int]:
-        """All members of the rows' groups, counting their episodes alike again."""
+        """All members of the rows' groups, after their episode numbers were made equal again."""
         size = self.cfg.group_size
         groups = [range(first, first + size) for first in {row - row % size for row in rows}]
         for group in groups:
@@ -278,6 +280,7 @@ class VecEnv:
         return {row for group in groups for row in group}
 
     def _check_actions(self, actions: Tensor) -> None:
+        """Refuse actions of a wrong shape, and those that a simulator could not execute."""
         expected = (self.num_envs, self.chunk_size, self.spec.action_dim)
         if tuple(actions.shape) != expected:
             raise ValueError(f"actions have shape {tuple(actions.shape)}, expected [B, C, A] = {expected}")
@@ -298,7 +301,7 @@ class VecEnv:
             raise UserError(f"action of env {episode.env_id} is not finite: {value} in {column} {where}")
 
     def _observation(self, rows: Sequence[int] | None = None) -> Observation:
-        """A copy of what the simulators last showed, for all rows or some."""
+        """A copy of what the simulators showed last, of all rows or of some."""
         rows = range(self.num_envs) if rows is None else rows
 
         def read(name: str) -> Tensor:

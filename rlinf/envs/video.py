@@ -52,6 +52,7 @@ class VideoRecorder:
             self._container, self._stream, self._tiles = None, None, []
 
     def _encode(self, image: np.ndarray) -> None:
+        """Add an image u8 [H, W, 3] to the file, which is begun where there is none."""
         av = _packages().av
         if self._container is None:
             self._open(av, image.shape[1], image.shape[0])
@@ -59,6 +60,7 @@ class VideoRecorder:
             self._container.mux(packet)
 
     def _open(self, av: Any, width: int, height: int) -> None:
+        """Begin the next file whose name is free."""
         self._folder.mkdir(parents=True, exist_ok=True)
         while (self._folder / f"{self._count}.mp4").exists():
             self._count += 1

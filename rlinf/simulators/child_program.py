@@ -51,7 +51,7 @@ from rlinf.simulators import contract  # noqa: E402
 
 
 class Worker:
-    """The commands of the parent, for scenes that are stepped one by one."""
+    """Executes the parent's commands on scenes that are stepped one by one."""
 
     def __init__(self, module: Any, options: Any, num_scenes: int, arrays: Arrays, parent: Connection) -> None:
         self.module, self.options, self.arrays, self.parent = module, options, arrays, parent
@@ -60,7 +60,7 @@ class Worker:
         self.drawn: dict[int, Callable[[], np.ndarray]] = {}  # images of this command that are still to be fetched
 
     def run(self, message: dict[str, Any]) -> Reply:
-        """One command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
+        """Execute one command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
         command = getattr(self, message["command"])
         replies: dict[str, Reply] = {}
         failed: dict[str, str] = {}
@@ -147,13 +147,13 @@ class Worker:
 
 
 class BatchWorker:
-    """The same commands for a simulator that steps all its scenes together; an exception ends the process."""
+    """Executes the same commands on a simulator that steps all its scenes together; an exception ends the process."""
 
     def __init__(self, batch: contract.BatchSimulator, arrays: Arrays) -> None:
         self.batch, self.arrays = batch, arrays
 
     def run(self, message: dict[str, Any]) -> Reply:
-        """One command on several scenes; those whose numbers are not finite fail, the others go on."""
+        """Execute one command on several scenes; those whose numbers are not finite fail, the others go on."""
         rows, arguments = zip(*message["scenes"], strict=True)
         return getattr(self, message["command"])(rows, arguments)
 
@@ -163,7 +163,7 @@ class BatchWorker:
         return self._reply(rows)
 
     def chunk(self, rows: Sequence[int], arguments: Sequence[dict[str, Any]]) -> Reply:
-        """Execute the first `steps` actions of the scenes' rows; rows stop at success alike."""
+        """Execute the first `steps` actions of the scenes' rows; all rows or none stop at success."""
         steps, record = [a["steps"] for a in arguments], [a["record"] for a in arguments]
         actions, stop = self.arrays["actions"][list(rows)], arguments[0]["stop"]
         return self._reply(rows, self.batch.step_chunk(rows, actions, steps, stop_on_success=stop, record=record))
@@ -196,7 +196,7 @@ class BatchWorker:
 
 
 def make_worker(message: dict[str, Any], parent: Connection) -> Worker | BatchWorker:
-    """What the parent's first message asks for; a simulator outside of rlinf may lie in a folder that it names."""
+    """Make the scenes that the parent's first message asks for; it names the folder of a simulator outside of rlinf."""
     if message["folder"] is not None:
         sys.path.append(message["folder"])
     module: Any = importlib.import_module(message["module"])
@@ -229,13 +229,13 @@ def share_observation(arrays: Arrays, where: Any, seen: Mapping[str, Any], prefi
 
 
 def fetched(seen: contract.SceneObservation) -> np.ndarray:
-    """The images of an observation."""
+    """The images of an observation, fetched where it holds a function."""
     images = seen["images"]
     return images() if callable(images) else images
 
 
 def error_text(error: Exception) -> str:
-    """What went wrong, first in a line, then where."""
+    """The error in one line, and below it where it was raised."""
     frames = "".join(traceback.format_tb(error.__traceback__, limit=-4)).rstrip()
     return f"{type(error).__name__}: {error}\n{frames}"
 
@@ -262,7 +262,7 @@ def send(parent: Connection, message: Mapping[str, Any]) -> None:
 
 
 def start(parent: Connection) -> Worker | BatchWorker | None:
-    """Set up what the parent's first message asks for, and tell how that went."""
+    """Make the worker and tell the parent that it is ready, or what is missing; None where there is none."""
     first = json.loads(parent.recv_bytes())
     threading.Thread(target=watch_parent, args=(first["parent"],), daemon=True).start()
     try:

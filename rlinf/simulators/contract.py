@@ -154,7 +154,7 @@ class SceneObservation(TypedDict):
 
 
 class Simulator(Protocol):
-    """One scene."""
+    """One simulated world, which plays one episode after another."""
 
     def reset(self, reset_id: int) -> None:
         """Start the episode `reset_id`: same id, same pixels, bit for bit."""
@@ -226,7 +226,7 @@ class ReplayScene(ABC):
 
     @abstractmethod
     def start(self, reset_id: int) -> None:
-        """Begin the episode `reset_id`."""
+        """Begin the episode `reset_id`; called by `reset`."""
 
     @abstractmethod
     def step(self, action: Array) -> tuple[float, bool, bool]:
@@ -237,7 +237,7 @@ class ReplayScene(ABC):
         """The main camera's image u8 [H, W, 3], for a video."""
 
     def info(self) -> dict[str, float]:
-        """ChunkResult.info."""
+        """Quantities of the episode so far, for ChunkResult.info."""
         return {}
 
     def reset(self, reset_id: int) -> None:

@@ -159,6 +159,7 @@ def draw_frame(size: int = 32) -> float:
 
 
 def _report(draw: bool) -> dict[str, Any]:
+    """The driver that was found, and the contrast of a frame where one is to be drawn; or what is wrong."""
     try:
         driver = str(check_driver())
     except SetupError as error:

@@ -40,7 +40,7 @@ def find_folder(given: str | None) -> Path:
 
 
 def check_folder(folder: Path, scenes: Sequence[str]) -> None:
-    """Every file that `scenes` need must be there: Bullet would draw a world with parts missing, without a word."""
+    """Raise SetupError where a file is missing that `scenes` need: Bullet would silently draw a world without it."""
     wanted = [ROBOT, PLANE, *ANNOTATIONS.values()]
     wanted += [name for scene in scenes for name in (table_file(scene), *block_files(scene))]
     for name in wanted:
@@ -68,11 +68,12 @@ def _referenced(path: Path) -> Iterator[Path]:
 
 
 def _textures(material: Path) -> list[str]:
+    """The picture files that a material file names."""
     return re.findall(r"^\s*map_Kd (.+?)\s*$", material.read_text(), re.M) if material.is_file() else []
 
 
 def read_annotations(folder: Path, kind: str) -> dict[str, tuple[str, ...]]:
-    """Sentences by task: `validation` has one each, `training` 7 to 20."""
+    """The instructions of each task: `validation` has one per task, `training` 7 to 20."""
     import yaml
 
     path = folder / ANNOTATIONS[kind]

@@ -50,7 +50,7 @@ class Expert:
 
 
 def play(hand: Hand, task: str, before: str) -> Moves:
-    """A task over and over: get out of the way of the one `before`, then follow its plan."""
+    """Move away from where the task `before` ended, then follow the plan of a task, again and again."""
     if before in SLIDES:
         yield from slide_on(hand, side=SLIDES[before])
     carried = hand.held() if task in CARRYING else None
@@ -66,12 +66,12 @@ def play(hand: Hand, task: str, before: str) -> Moves:
 
 
 def wall_lean(x: float) -> float:
-    """How the gripper leans to the slanted wall: less where it is close to the robot's own base."""
+    """Radians that the gripper leans to the slanted wall at x: fewer close to the robot's own base."""
     return float(np.interp(x, (-0.24, 0.06), (0.4, 0.9)))
 
 
 def press_button(hand: Hand) -> Moves:
-    """With closed fingers."""
+    """Press the button with closed fingers, and leave it."""
     low, high = hand.world.link_box("button_link")
     x, y = (low + high)[:2] / 2
     yield from hand.go([x, y, high[2] + 0.06], CLOSED, near=0.02)
@@ -107,7 +107,7 @@ def slide_door(hand: Hand, *, side: int, until: Callable[[], bool] = lambda: Fal
 
 
 def slide_on(hand: Hand, *, side: int) -> Moves:
-    """The judge is content with half the way, but what follows may need the whole cabinet open."""
+    """Push the door to its end: the judge is content with half the way, but what follows may need the cabinet open."""
     positions = [np.inf]
 
     def stopped() -> bool:
@@ -119,7 +119,7 @@ def slide_on(hand: Hand, *, side: int) -> Moves:
 
 
 def clear_of_door(hand: Hand, x: float) -> Moves:
-    """Push the door from before a place in the cabinet, if it is there."""
+    """Push the door aside where it stands before x, a place in the cabinet."""
 
     def clear() -> bool:
         return bool(abs(hand.middle("slide_link")[0] - x) > DOOR_ROOM)
@@ -152,7 +152,7 @@ def switch_off(hand: Hand) -> Moves:
 
 
 def grasp(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
-    """From over a block down, and close the fingers `above` its middle."""
+    """Come down from over a block and close the fingers, `above` metres over its middle."""
     block, yaw = hand.grasp_point(colour), hand.grasp_yaw(colour)
     yield from hand.go(np.add(block, (0, 0, 0.08)), OPEN, yaw=yaw, near=0.02)
     yield from hand.go(np.add(block, (0, 0, above)), OPEN, yaw=yaw, near=0.006, limit=20)
@@ -161,14 +161,14 @@ def grasp(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
 
 
 def lift(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
-    """Off the table, off the drawer, off another block."""
+    """Lift a block off the table, off the drawer or off another block."""
     yaw = hand.grasp_yaw(colour)
     yield from grasp(hand, colour, above=above)
     yield from hand.go(np.add(hand.position, (0, 0, 0.14)), CLOSED, yaw=yaw, limit=15)
 
 
 def lift_from_cabinet(hand: Hand, colour: str) -> Moves:
-    """Through the open side of the slanted wall."""
+    """Lift a block out of the cabinet, through the open side of its slanted wall."""
     block = hand.block(colour)
     yield from clear_of_door(hand, block[0])
     lean = wall_lean(block[0])
@@ -226,7 +226,7 @@ def put_down(hand: Hand, held: str) -> Moves:
 
 
 def place_in_drawer(hand: Hand) -> Moves:
-    """Let go between the drawer's front and the edge of the table."""
+    """Let the held block go between the drawer's front and the edge of the table."""
     front, edge = (hand.world.link_box(link)[0][1] for link in ("drawer_link", "base_link"))
     y, middle = (front + 0.07 + edge) / 2, hand.middle("drawer_link")[0]
     x = free_spot(middle - 0.1, middle + 0.1, [block[0] for block in hand.blocks_in("drawer").values()])
@@ -238,7 +238,7 @@ def place_in_drawer(hand: Hand) -> Moves:
 
 
 def place_in_cabinet(hand: Hand) -> Moves:
-    """Into the side that the door leaves open."""
+    """Put the held block into the side of the cabinet that the door leaves open."""
     held = hand.held()
     if held is None:
         return
@@ -316,6 +316,7 @@ def push_into_drawer(hand: Hand) -> Moves:
 
 
 def _plans() -> dict[str, Plan]:
+    """The plan of every task."""
     plans: dict[str, Plan] = {
         "move_slider_left": partial(slide_door, side=-1),
         "move_slider_right": partial(slide_door, side=1),

@@ -36,7 +36,7 @@ DRAWER_WALL = 0.04  # its thickness, with the margin of the box around the drawe
 
 
 class Hand:
-    """The gripper of one world, with an eye for blocks."""
+    """The gripper of one world: where it is, where the blocks are, and how it moves."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -44,7 +44,7 @@ class Hand:
 
     @property
     def position(self) -> Array:
-        """Where the fingertips are, f64 [3]."""
+        """Position f64 [3] of the fingertips, world frame, metres."""
         return self.world.robot_obs()[:3]
 
     @property
@@ -53,11 +53,11 @@ class Hand:
         return float(self.world.robot_obs()[6])
 
     def block(self, colour: str) -> Array:
-        """The middle of a block, f64 [3]."""
+        """Position f64 [3] of the middle of a block, world frame, metres."""
         return np.array(self.world.block_pose(colour)[0])
 
     def half_length(self, colour: str) -> float:
-        """Half the long side of a block."""
+        """Half the long side of a block, metres."""
         return HALF_LENGTH[GEOMETRY[self.world.scene].sizes[COLOURS.index(colour)]]
 
     def block_axes(self, colour: str) -> Array:
@@ -112,7 +112,7 @@ class Hand:
         return {colour: self.block(colour) for colour in COLOURS if colour != but and self.place(colour) == place}
 
     def held(self) -> str | None:
-        """The block between the fingers."""
+        """Colour of the block between the closed fingers; None where there is none."""
         least, most = HOLDING
         here = self.position
         distance = {colour: float(np.linalg.norm(self.block(colour) - here)) for colour in COLOURS}
@@ -120,7 +120,7 @@ class Hand:
         return nearest if self.world.gripper < 0 and self.width > least and distance[nearest] < most else None
 
     def middle(self, link: str) -> Array:
-        """Of the box around a part of the table, f64 [3]."""
+        """Middle f64 [3] of the box around a part of the table."""
         low, high = self.world.link_box(link)
         return (low + high) / 2
 
@@ -137,7 +137,7 @@ class Hand:
         limit: int = 40,
         until: Callable[[], bool] = lambda: False,
     ) -> Moves:
-        """In a line to a point until within `near` metres of it, or `until` something; at most `limit` steps.
+        """Move in a line to a point until within `near` metres of it, or until `until()`; at most `limit` steps.
 
         The gripper points down; `lean` swings its fingertips forward, to where `yaw` points. `euler` says both.
         """
@@ -158,7 +158,7 @@ class Hand:
             yield np.array([*move, *turn, grip])
 
     def stay(self, steps: int, grip: float) -> Moves:
-        """Keep the commanded pose."""
+        """Keep the commanded pose for some steps."""
         for _ in range(steps):
             yield np.array([0, 0, 0, 0, 0, 0, grip])
 

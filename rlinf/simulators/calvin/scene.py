@@ -51,7 +51,7 @@ class Scene(ReplayScene):
         return reward, self.chain.complete, self.chain.failed
 
     def info(self) -> dict[str, float]:
-        """How far the chain came."""
+        """Metrics of the chain so far."""
         return self.chain.metrics()
 
     def frame(self) -> Array:
@@ -77,7 +77,7 @@ class Scene(ReplayScene):
         self.world.close()
 
     def _judge(self) -> bool:
-        """Whether this step solved the current task; the next one is measured from here."""
+        """Whether this step solved the current task; if so, the next one is judged from this moment on."""
         now = self.world.facts()
         happened = solved(self.chain.task, self._before, now)
         if happened:

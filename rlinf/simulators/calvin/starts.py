@@ -42,7 +42,7 @@ SETTLE_STEPS = 8  # control steps before a seeded episode begins: blocks come to
 
 @dataclass(frozen=True)
 class Geometry:
-    """What differs between the scenes."""
+    """Where things are in one scene, as far as scenes differ."""
 
     sizes: tuple[str, str, str]  # of the red, blue and pink block: small, middle, big
     drawer_x: float  # its middle
@@ -68,7 +68,7 @@ def geometry(scene: str, *, compat: bool = False) -> Geometry:
 
 @dataclass(frozen=True)
 class Start:
-    """How an episode begins."""
+    """The start of an episode."""
 
     scene: str
     tasks: tuple[str, ...]  # one, or the five of a chain
@@ -90,13 +90,13 @@ class SceneIds(IdGrid):
 
 
 def ids_of(scenes: Sequence[str], slots: Sequence[int], layouts: range, *, interleaved: bool = False) -> SceneIds:
-    """Slots of scenes times layouts."""
+    """The reset ids of these slots in these scenes, with these layouts."""
     numbers = tuple(SLOTS * SCENES.index(scene) + slot for scene in scenes for slot in slots)
     return SceneIds(numbers, layouts, interleaved, slots_per_scene=len(slots))
 
 
 def start_of(reset_id: int, *, compat: bool = False) -> Start:
-    """What a reset id means; the same everywhere, whatever suite it came from."""
+    """The start that a reset id means; the same in every suite."""
     number, layout = divmod(int(reset_id), TASK_STRIDE)
     scene_number, slot = divmod(number, SLOTS)
     if not (0 <= scene_number < len(SCENES) and (slot < len(TASKS) or slot == CHAIN_SLOT)):
@@ -121,7 +121,7 @@ def start_of(reset_id: int, *, compat: bool = False) -> Start:
 
 @cache
 def evaluation_pairs() -> frozenset[tuple[State, tuple[str, ...]]]:
-    """What no seeded chain may repeat."""
+    """The evaluation sequences as a set: no seeded chain may repeat one."""
     return frozenset(symbolic.evaluation_sequences())
 
 

@@ -132,7 +132,7 @@ class World:
         return np.array(values, np.float64)
 
     def facts(self) -> Facts:
-        """What the judge of tasks looks at."""
+        """The facts of this moment, for the judge of tasks."""
         client = self.client
         touching: dict[int, set[Contact]] = {body: set() for body in (self.robot, *self.blocks.values())}
         for _, body_a, body_b, link_a, link_b, *_ in client.getContactPoints():
@@ -190,6 +190,7 @@ class World:
         self.client.disconnect()
 
     def _connect(self) -> BulletClient:
+        """A Bullet server of its own, with the renderer that was chosen."""
         self._num_loads = 0
         if self.renderer == "tiny":
             return BulletClient(pybullet.DIRECT)
@@ -202,6 +203,7 @@ class World:
         return client
 
     def _load(self, scene: str) -> None:
+        """Empty the world and load robot, blocks, table and floor, in this order."""
         client, data = self.client, self.folder
         self._num_loads += 1
         client.resetSimulation()
@@ -227,10 +229,11 @@ class World:
             for i, (colour, file) in enumerate(zip(COLOURS, block_files(scene), strict=True))
         }
         self.table = client.loadURDF(str(data / table_file(scene)), [0, 0, 0], [0, 0, 0, 1], globalScaling=SCALE)
-        self._know_table()
+        self._prepare_table()
         client.loadURDF(str(data / PLANE))
 
     def _load_robot(self) -> int:
+        """Load the robot, with fewer triangles where `render` is fast."""
         file = self.folder / ROBOT
         if self.options.render == "exact":
             return self.client.loadURDF(str(file), BASE, [0, 0, 0, 1], useFixedBase=True)
@@ -239,8 +242,8 @@ class World:
             lighter.flush()
             return self.client.loadURDF(lighter.name, BASE, [0, 0, 0, 1], useFixedBase=True)
 
-    def _know_table(self) -> None:
-        """Names of joints and links, and the motors that hold the doors, the button and the switch."""
+    def _prepare_table(self) -> None:
+        """Look up joints and links by name, and set the motors that hold the doors, the button and the switch."""
         client, table = self.client, self.table
         self.links, by_name, limits = {"base_link": -1}, {}, {}
         for i in range(client.getNumJoints(table)):
@@ -258,7 +261,7 @@ class World:
         self._camera_link = robot_links[b"gripper_cam"]
 
     def _place_robot(self, arm: Array, finger: float) -> None:
-        """Put the joints somewhere and hold them there; the target pose begins where the gripper is."""
+        """Put arm and fingers to these joint positions and hold them; the target pose is where the gripper then is."""
         client, robot = self.client, self.robot
         for joint, angle in zip(ARM, arm, strict=True):
             client.resetJointState(robot, joint, angle)
@@ -271,12 +274,13 @@ class World:
         self.target_euler = np.array(client.getEulerFromQuaternion(orientation))
 
     def _drive(self, joint: int, target: float, force: float, speed: float) -> None:
+        """Let a motor of the robot move a joint to a position."""
         self.client.setJointMotorControl2(
             self.robot, joint, pybullet.POSITION_CONTROL, targetPosition=target, force=force, maxVelocity=speed
         )
 
     def _update_lights(self) -> None:
-        """A press toggles the LED when the button goes down; the bulb follows the switch when it passes its middle."""
+        """Toggle the LED when the button goes down; let the bulb follow the switch when that passes its middle."""
         pressed = self.joint("button") > self._half["button"]
         if pressed and not self._pressed:
             self._switch_light("led", not self.lights["led"])
@@ -287,17 +291,19 @@ class World:
         self._switched = switched
 
     def _switch_light(self, light: str, on: bool) -> None:
+        """Switch the bulb or the LED, and show it."""
         link, colour = LIGHTS[light]
         self.lights[light] = int(on)
         self.client.changeVisualShape(self.table, self.links[link], rgbaColor=colour if on else OFF_COLOUR)
 
     def _image(self, size: int, view: list[float], lens: list[float]) -> Array:
+        """u8 [size, size, 3] of a camera given by its view and projection matrices."""
         pixels = self.client.getCameraImage(size, size, view, lens)[2]  # a tuple where pybullet was built without numpy
         return np.asarray(pixels, np.uint8).reshape(size, size, 4)[..., :3]
 
 
 def low_poly_urdf(file: Path) -> str:
-    """Arm and hand drawn with their collision meshes: a hundredth of the triangles, the same physics."""
+    """The robot's URDF with arm and hand drawn as their collision meshes: a hundredth of the triangles."""
     text = re.sub(r"package://meshes/visual/(link\d|hand)\.obj", r"package://meshes/collision/\1.obj", file.read_text())
     return text.replace("package://", f"{file.parent}/")
 

@@ -23,7 +23,7 @@ VISUALS = ("textured.obj", "textured.dae", "textured.glb")  # the first that is 
 
 @dataclass(frozen=True)
 class Model:
-    """One of the objects or plates."""
+    """The files and measures of one of the objects or plates."""
 
     name: str  # as the instruction says it
     folder: Path
@@ -32,12 +32,12 @@ class Model:
 
     @property
     def collision(self) -> Path:
-        """Convex parts."""
+        """File with the convex parts that collide."""
         return self.folder / "collision.obj"
 
     @property
     def visual(self) -> Path:
-        """What is drawn."""
+        """File with the mesh that is drawn."""
         return next((self.folder / n for n in VISUALS if (self.folder / n).is_file()), self.folder / VISUALS[-1])
 
 
@@ -71,12 +71,13 @@ class Assets:
         return episode.instruction(*names)
 
     def check(self, variants: Sequence[Variant]) -> None:
-        """Every file that these variants need must be there, before any long work."""
+        """Raise SetupError where a file is missing that these variants need."""
         for path in (self.urdf, *self._needed(variants), *_meshes(self.urdf), self.table):
             if not path.is_file():
                 raise SetupError(f"{path} is missing; {INSTALL}")
 
     def _needed(self, variants: Sequence[Variant]) -> Iterable[Path]:
+        """The files of the bodies and images that these variants may show."""
         for v in variants:
             for model in map(self.model, v.bodies):
                 yield from (model.collision, model.visual)
@@ -122,7 +123,7 @@ def _ms_folder() -> Path:
 
 
 def _read(path: Path, count: int) -> dict[str, Any]:
-    """A model_db.json; its order numbers the entries."""
+    """Read a model_db.json, in which the order of entries numbers them."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -135,6 +136,7 @@ def _read(path: Path, count: int) -> dict[str, Any]:
 
 
 def _models(folder: Path, count: int) -> tuple[Model, ...]:
+    """The objects or plates of a folder."""
     found = []
     for name, entry in _read(folder / "model_db.json", count).items():
         try:
@@ -147,6 +149,7 @@ def _models(folder: Path, count: int) -> tuple[Model, ...]:
 
 
 def _images(folder: Path) -> tuple[TableImage, ...]:
+    """The table images of a folder."""
     entries = _read(folder / "model_db.json", NUM_IMAGES)
     return tuple(
         TableImage(folder / "imgs" / name, folder / "textures" / entry["texture"], float(entry["mix"]))
@@ -155,7 +158,7 @@ def _images(folder: Path) -> tuple[TableImage, ...]:
 
 
 def _meshes(urdf: Path) -> Iterable[Path]:
-    """The files a URDF names."""
+    """The mesh files that a URDF names."""
     if urdf.is_file():
         for name in sorted(set(re.findall(r'filename="([^"]+)"', urdf.read_text(encoding="utf-8")))):
             yield urdf.parent / name.removeprefix("package://")

@@ -36,7 +36,7 @@ UP = np.array([0.0, 0.0, 1.0])
 
 
 class Expert:
-    """Plays one episode."""
+    """Plays one episode, one action after each look at the world."""
 
     def __init__(self, options: Options) -> None:
         self._moves: Moves | None = None
@@ -49,19 +49,19 @@ class Expert:
 
 
 class Hand:
-    """The gripper of one world, with an eye for the object and the plate."""
+    """The gripper of one world: where it is, where object and plate are, and how it moves."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     @property
     def position(self) -> Array:
-        """The point between the fingers, f64 [3]."""
+        """Position f64 [3] of the point between the fingers, world frame, metres."""
         return self.world.gripper_pose[:3].astype(np.float64)
 
     @property
     def yaw(self) -> float:
-        """How the line between the fingers is turned."""
+        """Radians by which the line between the fingers is turned about the vertical."""
         line = matrix(self.world.gripper_pose[3:])[:, 1]
         return float(np.arctan2(line[1], line[0]))
 
@@ -84,6 +84,7 @@ class Hand:
         return np.concatenate([self._surface(key) for key in others])
 
     def _surface(self, key: BodyKey) -> Array:
+        """Points f64 [N, 3] on a body where it is now, world frame, metres."""
         pose = self.world.view().bodies[key]
         return surface(self.world.assets.model(key).collision) @ matrix(pose.q).T + pose.p
 
@@ -109,7 +110,7 @@ class Hand:
         speed: float = 1.0,
         until: Callable[[], bool] = lambda: False,
     ) -> Moves:
-        """To where `point` is and turned, within `near` metres, or `until` something; at most `limit` steps."""
+        """Move to `point()` and turn to `yaw` until within `near` metres, or until `until()`; at most `limit` steps."""
         for _ in range(limit):
             there = point()
             turned = abs(np.sin(self.yaw - yaw)) < ALIGNED
@@ -119,7 +120,7 @@ class Hand:
 
 
 def play(hand: Hand) -> Moves:
-    """Until the episode is over."""
+    """Take the object and put it on the plate, again and again until the episode is over."""
     while True:
         judged = hand.world.judge.judgement
         if judged.success and judged.is_src_obj_grasped:
@@ -179,7 +180,7 @@ def put(hand: Hand) -> Moves:
 
 
 def let_go(hand: Hand) -> Moves:
-    """Open and go up."""
+    """Open the fingers and go up."""
     here, yaw = hand.position, hand.yaw
     for height in (0.0, 0.0, 0.0, HOVER, HOVER, HOVER):
         yield hand.towards(here + height * UP, yaw, OPEN)

@@ -43,7 +43,7 @@ def rows_of(env_id: str, obj_set: str) -> tuple[Row, ...]:
 
 
 def task_names(env_id: str) -> tuple[str, ...]:
-    """What tables call the rows."""
+    """Names of the environments that an id plays, as tables call them."""
     return OOD_ROWS if env_id == OOD else (env_id,)
 
 
@@ -58,7 +58,7 @@ def task_groups(env_id: str) -> dict[str, tuple[str, ...]]:
 
 
 def reset_ids(env_id: str, obj_set: str, trials_per_task: int) -> dict[str, Sequence[int]]:
-    """Disjoint ids: nothing of a test set, or of the suite, is ever trained on."""
+    """EnvSpec.reset_ids of an id: nothing of a test set, or of the suite, is ever trained on."""
     if env_id == OOD:
         rows = [_split(*row, row_number=n)["eval"][:trials_per_task] for n, row in enumerate(rows_of(env_id, obj_set))]
         return {"train": (), "demo": (), "eval": tuple(i for row in rows for i in row)}
@@ -66,6 +66,7 @@ def reset_ids(env_id: str, obj_set: str, trials_per_task: int) -> dict[str, Sequ
 
 
 def _split(env_id: str, obj_set: str, row_number: int = 0) -> dict[str, Sequence[int]]:
+    """The ids of one environment by what they are for; a test set is for evaluation only."""
     total, offset = variant(env_id, obj_set).total, row_number * STRIDE
     if obj_set == "test" and VARIANTS[env_id]["train"] != VARIANTS[env_id]["test"]:
         return {"train": (), "demo": (), "eval": ShuffledIds(total, range(min(total, TEST_IDS)), offset)}
@@ -115,7 +116,7 @@ _KEYS = (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
 
 
 def _scatter(number: int, key: int) -> int:
-    """32 well-mixed bits."""
+    """Mix a number and a key into 32 bits."""
     number = (number ^ key) * 0x2C1B3C6D & 0xFFFFFFFF
     number = (number ^ number >> 12) * 0x297A2D39 & 0xFFFFFFFF
     return number ^ number >> 15

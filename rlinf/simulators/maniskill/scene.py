@@ -35,7 +35,7 @@ class Scene(ReplayScene):
 
     @property
     def episode(self) -> Episode:
-        """What is being played."""
+        """The episode that is being played."""
         return self.world.episode
 
     def start(self, reset_id: int) -> None:
@@ -74,7 +74,7 @@ class Scene(ReplayScene):
         }
 
     def info(self) -> dict[str, float]:
-        """The published quantities of an episode."""
+        """The published flags (but success) and distances of the episode."""
         world = self.world
         poses = (world.gripper_pose[:3], world.object_pose[:3], world.plate_pose[:3])
         told = world.judge.judgement._asdict() | distances(np.linalg.norm, *poses)
@@ -85,6 +85,7 @@ class Scene(ReplayScene):
         self.world.close()
 
     def _critic_state(self) -> Array:
+        """The columns of observation.critic_columns, f32 [K]."""
         world, judge = self.world, self.world.judge
         steps, judged = judge.grasped_steps, judge.judgement
         grasp = [steps > 0, min(steps / HELD_STEPS, 1.0), judged.is_src_obj_grasped, judged.consecutive_grasp]

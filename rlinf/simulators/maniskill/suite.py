@@ -122,7 +122,7 @@ class Options:
 
 
 def spec(options: Options) -> EnvSpec:
-    """The shape of an environment, or of the suite of all."""
+    """The shape of an environment, or of the out-of-distribution suite."""
     return EnvSpec(
         suite=options.id,
         tasks=task_names(options.id),
@@ -145,7 +145,7 @@ def check_setup(options: Options) -> None:
 
 
 def _check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse keys of a block of options that are not known."""
+    """Refuse keys of a block that are not known."""
     for key in given:
         if key not in known:
             raise ValueError(f"{name}.{key} is not an option{did_you_mean(key, known)}; known: {', '.join(known)}")

@@ -46,7 +46,7 @@ class Body:
 
 
 class Teleport(NamedTuple):
-    """Where the object is put in the middle of the episode."""
+    """Where the object is put while the episode runs."""
 
     step: int  # after this many actions
     position: tuple[float, float, float]
@@ -62,7 +62,7 @@ class Texture(NamedTuple):
 
 @dataclass(frozen=True)
 class Episode:
-    """Everything that one episode id decides."""
+    """What is played under one episode id."""
 
     env_id: str
     obj_set: str
@@ -104,7 +104,7 @@ class Range:
 
     @property
     def members(self) -> range:
-        """What its digits stand for."""
+        """The members that its digits stand for."""
         return range(self.first, self.first + self.count)
 
 
@@ -200,7 +200,7 @@ ENV_IDS = tuple(VARIANTS)
 
 
 def variant(env_id: str, obj_set: str) -> Variant:
-    """The table's entry; a ValueError names the nearest id when there is none."""
+    """The table's entry of an environment id and obj_set; a ValueError names the nearest id when there is none."""
     if env_id not in VARIANTS:
         hint = did_you_mean(PREFIX + env_id.removeprefix(PREFIX), ENV_IDS)
         short = ", ".join(name.removeprefix(PREFIX) for name in ENV_IDS)
@@ -212,7 +212,7 @@ def variant(env_id: str, obj_set: str) -> Variant:
 
 
 def episode(env_id: str, obj_set: str, episode_id: int) -> Episode:
-    """What the episode id means."""
+    """Everything that an episode id decides."""
     v = variant(env_id, obj_set)
     if not 0 <= episode_id < v.total:
         raise ValueError(f"episode_id={episode_id} must lie in [0, {v.total}) for {env_id} with obj_set={obj_set}")
@@ -284,6 +284,7 @@ def _ring() -> list[Cell]:
 
 
 def _distance(a: Cell, b: Cell) -> float:
+    """Metres between two cells, by the very operations that were published."""
     dx, dy = a[0] - b[0], a[1] - b[1]
     return math.sqrt(dx * dx + dy * dy)
 
@@ -298,6 +299,7 @@ def _second(v: Variant, index: int, digit: int) -> int:
 
 
 def _about_z(angle: float) -> tuple[float, float, float, float]:
+    """Quaternion w x y z of a turn about the vertical."""
     return (math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2))
 
 
@@ -309,5 +311,6 @@ def _arm_offsets() -> tuple[tuple[float, ...], ...]:
 
 
 def _start_qpos(digit: int) -> tuple[float, ...]:
+    """Where the joints start in EEPose-v1."""
     offset = (*_arm_offsets()[digit], 0.0, 0.0)
     return tuple(q + d for q, d in zip(START_QPOS, offset, strict=True))

@@ -51,7 +51,7 @@ class Scene(ReplayScene):
         return self._world
 
     def save_and_leave(self) -> None:
-        """Give the world up for another scene."""
+        """Save the episode and leave the world to another scene."""
         assert self._world is not None
         self._saved = self._world.save()
         self._leave()
@@ -84,5 +84,6 @@ class Scene(ReplayScene):
             self._worlds.clear()
 
     def _leave(self) -> None:
+        """Hold the world no longer."""
         if self._world is not None and self._world.holder is self:
             self._world.holder = None

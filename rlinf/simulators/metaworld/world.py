@@ -65,7 +65,7 @@ class TaskWorld:
         self.load(self._start(layout))
 
     def _play_start(self, layout: int) -> Snapshot:
-        """The start of an episode, when it has settled."""
+        """Play the start of an episode until it has settled."""
         env = self.env
         self._place(layout)
         # The published reset runs reset_model twice; only the second counts, and it differs from a single one just by
@@ -90,7 +90,7 @@ class TaskWorld:
         return self.env._last_stable_obs
 
     def save(self) -> Snapshot:
-        """The running episode."""
+        """A snapshot of the running episode."""
         state = np.empty(mujoco.mj_stateSize(self.model, _STATE))
         mujoco.mj_getState(self.model, self.data, state, _STATE)
         kept = {k: copy.copy(v) for k, v in vars(self.env).items() if _belongs_to_episode(v)}
@@ -137,7 +137,7 @@ class TaskWorld:
         env._freeze_rand_vec, env._last_rand_vec = True, drawn[-1]
 
     def _reset_hand(self, steps: int = 50) -> None:
-        """What the env's own method does, in one call: mocap target and controls do not change meanwhile."""
+        """Move the hand to its start as the env's own method does, in one call: nothing else changes meanwhile."""
         env, mocap = self.env, self.model.body_mocapid[self.data.body("mocap").id]
         self.data.mocap_pos[mocap] = env.hand_init_pos
         self.data.mocap_quat[mocap] = (1, 0, 1, 0)
@@ -170,7 +170,7 @@ class TaskWorlds:
         return self._worlds[key]
 
     def clear(self) -> None:
-        """Free every task."""
+        """Free every world."""
         for world in self._worlds.values():
             world.close()
         self._worlds.clear()

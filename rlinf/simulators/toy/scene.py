@@ -25,7 +25,7 @@ class Scene(ReplayScene):
         self._grid_x, self._grid_y = np.meshgrid(half, half)
 
     def start(self, reset_id: int) -> None:
-        """Agent and two targets are drawn from the id alone."""
+        """Draw agent and two targets from the id alone."""
         self._fault("reset")
         number, layout = divmod(reset_id, TASK_STRIDE)
         rng = np.random.default_rng([number, layout])

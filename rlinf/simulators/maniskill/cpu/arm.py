@@ -103,7 +103,7 @@ def rotate(quaternion: Array, point: Array) -> Array:
 
 
 def conjugate(quaternion: Array) -> Array:
-    """The rotation backwards."""
+    """The inverse of a unit quaternion w x y z."""
     return quaternion * np.array([1, -1, -1, -1], quaternion.dtype)
 
 
@@ -132,6 +132,7 @@ def from_euler(angles: Array) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
+    """The Hamilton product of two quaternions w x y z."""
     aw, ax, ay, az = a
     bw, bx, by, bz = b
     return np.array(

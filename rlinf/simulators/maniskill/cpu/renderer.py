@@ -89,13 +89,14 @@ class Renderer:
         return self._add(builder.build_render_component())
 
     def _add(self, component: Any) -> Any:
+        """Add what is drawn to the scene, as an entity that can be placed."""
         entity = sapien.Entity()
         entity.add_component(component)
         self._scene.add_entity(entity)
         return entity
 
     def _load_robot(self) -> dict[str, Any]:
-        """The links that can be seen; their metal is set as published."""
+        """Load the links that can be seen, by name; their metal is set as published."""
         loader = self._scene.create_urdf_loader()
         found = {}
         for link in loader.parse(str(self.assets.urdf))[0][0].link_builders:
@@ -110,7 +111,7 @@ class Renderer:
         return found
 
     def _load_camera(self) -> Any:
-        """On the robot's base; the same field of view at any size."""
+        """Mount the camera on the robot's base; its field of view is the same at any size."""
         render = sapien.render
         folder = without_lookup_table(self.shader)
         render.set_camera_shader_dir(str(folder / self.shader))
@@ -134,7 +135,7 @@ class Renderer:
 
 @cache
 def shared_renderer(assets: Assets, size: tuple[int, int], shader: str) -> Renderer:
-    """The process's renderer of such pictures."""
+    """The renderer that all worlds of this process share for pictures of this kind."""
     return Renderer(assets, size, shader)
 
 

@@ -70,7 +70,7 @@ class World:
         return self._judge()
 
     def view(self) -> View:
-        """Where links and bodies are."""
+        """Where the robot's links and the bodies are, for the renderer."""
         links = {name: link.entity_pose for name, link in self.arm.links.items()}
         return View(links, {key: entity.pose for key, entity in self._entities.items()})
 
@@ -156,7 +156,7 @@ def as_array(pose: Any) -> Array:
 
 
 def _configure_physics() -> None:
-    """ManiSkill's settings; they belong to the process."""
+    """Set PhysX up as ManiSkill does; the settings hold for the whole process."""
     physx.set_shape_config(contact_offset=0.02, rest_offset=0.0)
     physx.set_body_config(solver_position_iterations=15, solver_velocity_iterations=1, sleep_threshold=0.005)
     physx.set_scene_config(

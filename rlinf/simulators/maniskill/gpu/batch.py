@@ -118,6 +118,7 @@ class Batch:
         self._env.close()
 
     def _begin(self, rows: Rows) -> None:
+        """Note that these rows play an episode from here on."""
         self._playing |= set(rows)
         for row in rows:
             self._paused.pop(row, None)
@@ -159,12 +160,13 @@ class Batch:
                 result.info |= dict(zip(DISTANCES, distances[i, :, row].tolist(), strict=True))
 
     def _from_bytes(self, state: bytes) -> dict[str, Tensor]:
+        """The tensors of one row that `_to_bytes` wrote."""
         with np.load(io.BytesIO(state), allow_pickle=False) as saved:
             return {name: self._torch.from_numpy(saved[name]) for name in saved.files}
 
 
 def make_env(options: Options, num_envs: int) -> PutOnPlate:
-    """The ManiSkill environment on the GPU; a SetupError says what this machine lacks."""
+    """Make the ManiSkill environment on the GPU; a SetupError says what this machine lacks."""
     import torch
 
     if not torch.cuda.is_available():
@@ -202,6 +204,7 @@ def enable_gpu_physics() -> None:
 
 
 def _to_bytes(state: Mapping[str, Tensor]) -> bytes:
+    """The tensors of one row as an .npz file."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in state.items()}
     np.savez(buffer, **arrays)

@@ -93,6 +93,7 @@ class PutOnPlate(BaseEnv):
         self._bodies = {key: self._load_body(key) for key in self.variant.bodies}
 
     def _load_body(self, key: BodyKey) -> Actor:
+        """Load an object or plate into every env, behind the camera."""
         model = self.assets.model(key)
         material = sapien.physx.PhysxMaterial(constants.FRICTION, constants.FRICTION, 0.0)
         builder = self.scene.create_actor_builder()
@@ -131,7 +132,7 @@ class PutOnPlate(BaseEnv):
         self.agent.reset(init_qpos=torch.tensor([e.qpos for e in chosen], device=self.device))
 
     def _begin(self, rows: list[int], ids: list[int]) -> None:
-        """These rows now play these episodes; nothing has been judged."""
+        """Let these rows play these episodes, of which nothing has been judged yet."""
         for row, episode_id in zip(rows, ids, strict=True):
             self.episodes[row] = tasks.episode(self.task, self.obj_set, episode_id)
         self._object = self._view("object", [e.object.index for e in self.episodes])
@@ -147,10 +148,11 @@ class PutOnPlate(BaseEnv):
         return Actor.create_from_entities(entities, self.scene, torch.arange(self.num_envs), shared_name=kind)
 
     def _poses(self, bodies: Iterable[Body | Teleport]) -> Pose:
+        """Where these bodies start, one per env."""
         return Pose.create(torch.tensor([[*b.position, *b.quaternion] for b in bodies], device=self.device))
 
     def get_language_instruction(self) -> list[str]:
-        """What the policy is told, one sentence per env."""
+        """The instruction of each env's episode."""
         return [self.assets.instruction(e) for e in self.episodes]
 
     # success
@@ -203,6 +205,7 @@ class PutOnPlate(BaseEnv):
         return self._composed(self._sensors[CAMERA].get_obs(depth=False, position=False))
 
     def _composed(self, drawn: dict[str, Tensor]) -> Tensor:
+        """The published picture u8 [B, H, W, 3] from the camera's colours and segmentation."""
         bodies = torch.isin(drawn["segmentation"][..., 0], self._shown_ids.to(drawn["segmentation"].device))
         return self._backdrops.compose(drawn["rgb"], bodies, [e.image for e in self.episodes])
 
@@ -219,6 +222,7 @@ class PutOnPlate(BaseEnv):
         return {"images": self.picture(), "states": self.agent.robot.get_qpos(), "critic_state": self._critic_state()}
 
     def _critic_state(self) -> Tensor:
+        """The columns of observation.critic_columns, f32 [B, K]."""
         sizes = torch.tensor([self.assets.objects[e.object.index].size for e in self.episodes], device=self.device)
         steps, judged = self._judge.grasped_steps, self._judge.judgement
         grasp = [steps > 0, (steps / HELD_STEPS).clamp(max=1), judged.is_src_obj_grasped, judged.consecutive_grasp]

@@ -11,7 +11,7 @@ from rlinf.simulators.maniskill.judge import Judge, Judgement
 
 
 class BatchJudge(Judge):
-    """The same rule on tensors [B]; each step of an env counts once, however often it is judged."""
+    """The rule of `Judge` on tensors [B]; each step of an env counts once, however often it is judged."""
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         reach, stack = torch.zeros((2, num_envs), device=device)
@@ -21,7 +21,7 @@ class BatchJudge(Judge):
         )
 
     def begin(self, rows: Sequence[int], object_sizes: Tensor, plate_sizes: Tensor) -> None:
-        """New episodes in R rows; sizes f32 [R, 3] of the bounding boxes."""
+        """Begin new episodes in R rows; sizes f32 [R, 3] are those of the bounding boxes."""
         limits = self.limits(plate_sizes.amax(1), plate_sizes[:, 2], object_sizes[:, 2])
         self.reach[rows], self.stack[rows] = limits
         for memory in self.memory().values():
@@ -32,7 +32,10 @@ class BatchJudge(Judge):
         return elapsed > self.judged
 
     def judge(self, elapsed: Tensor, away: Tensor, force: Tensor, grasping: Tensor) -> Judgement:
-        """After `elapsed` i32 [B] steps: object minus plate f32 [B, 3], force on the plate f32 [B, 3], bool [B]."""
+        """Judge all envs after `elapsed` i32 [B] steps.
+
+        away: object minus plate f32 [B, 3], m. force: on the plate f32 [B, 3], N. grasping: both fingers press, bool [B]
+        """
         new, grasped_steps, before = self.is_new(elapsed), self.grasped_steps, self.judgement
         now = self.step(
             sideways=torch.linalg.norm(away[:, :2], dim=1),
@@ -48,6 +51,6 @@ class BatchJudge(Judge):
         return Judgement(*(flag.clone() for flag in self.judgement))  # rows of its own are overwritten by `begin`
 
     def memory(self) -> dict[str, Tensor]:
-        """What the running episodes have come to, [B] each; writing to a row changes it."""
+        """What is remembered of the running episodes, [B] each; writing to a row changes it."""
         _, grasped, held, _ = self.judgement
         return {"judged": self.judged, "grasps": self.grasped_steps, "grasped": grasped, "held": held}
