@@ -1,4 +1,4 @@
-"""What every simulator under envs/sim must hold; new ones are found by name."""
+"""What every simulator must hold; those under rlinf/simulators and installed ones are found by name."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ Judge = Callable[[Facts, Facts], bool]  # start, now
 
 
 def rotated(start: Facts, now: Facts, *, colour: str, degrees: float) -> bool:
-    """A block turned about the vertical by more than `degrees` (left is positive), hardly tilted or moved, on something."""
+    """A block turned about the vertical by more than `degrees` (left is positive), hardly tilting, moving or rising."""
     before, after = start.blocks[colour], now.blocks[colour]
     if np.linalg.norm(after.position - before.position) > MAX_SHIFT or not after.touching - {now.robot}:
         return False

@@ -34,7 +34,7 @@ class BatchJudge(Judge):
     def judge(self, elapsed: Tensor, away: Tensor, force: Tensor, grasping: Tensor) -> Judgement:
         """Judge all envs after `elapsed` i32 [B] steps.
 
-        away: object minus plate f32 [B, 3], m. force: on the plate f32 [B, 3], N. grasping: both fingers press, bool [B]
+        away: object minus plate f32 [B, 3], m; force: on the plate f32 [B, 3], N; grasping: by both fingers, bool [B]
         """
         new, grasped_steps, before = self.is_new(elapsed), self.grasped_steps, self.judgement
         now = self.step(
