@@ -56,7 +56,7 @@ class Worker:
     def __init__(self, module: Any, options: Any, num_scenes: int, arrays: Arrays, parent: Connection) -> None:
         self.module, self.options, self.arrays, self.parent = module, options, arrays, parent
         self.scenes: list[contract.Simulator] = [module.Scene(options) for _ in range(num_scenes)]
-        self.experts: dict[int, tuple[contract.Expert, np.random.Generator]] = {}  # with noise, of episodes
+        self.experts: dict[int, tuple[contract.Expert, np.random.Generator]] = {}  # by scene, with its noise
         self.drawn: dict[int, Callable[[], np.ndarray]] = {}  # images of this command that are still to be fetched
 
     def run(self, message: dict[str, Any]) -> Reply:
@@ -157,23 +157,23 @@ class BatchWorker:
         rows, arguments = zip(*message["scenes"], strict=True)
         return getattr(self, message["command"])(rows, arguments)
 
-    def reset(self, rows: Sequence[int], arguments: Sequence[dict[str, Any]]) -> Reply:
+    def reset(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
         """Start episodes and observe them."""
         self.batch.reset(rows, [a["reset_id"] for a in arguments])
         return self._reply(rows)
 
-    def chunk(self, rows: Sequence[int], arguments: Sequence[dict[str, Any]]) -> Reply:
+    def chunk(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
         """Execute the first `steps` actions of the scenes' rows; all rows or none stop at success."""
         steps, record = [a["steps"] for a in arguments], [a["record"] for a in arguments]
         actions, stop = self.arrays["actions"][list(rows)], arguments[0]["stop"]
         return self._reply(rows, self.batch.step_chunk(rows, actions, steps, stop_on_success=stop, record=record))
 
-    def get_state(self, rows: Sequence[int], arguments: Sequence[dict[str, Any]]) -> Reply:
+    def get_state(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
         """The running episodes."""
         states = [{"state": base64.b64encode(state).decode()} for state in self.batch.get_state(rows)]
         return {"replies": dict(zip(map(str, rows), states, strict=True)), "failed": {}}
 
-    def set_state(self, rows: Sequence[int], arguments: Sequence[dict[str, Any]]) -> Reply:
+    def set_state(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
         """Continue saved episodes."""
         self.batch.set_state(rows, [base64.b64decode(a["state"]) for a in arguments])
         return self._reply(rows)
@@ -182,7 +182,7 @@ class BatchWorker:
         """Free what the simulator holds."""
         self.batch.close()
 
-    def _reply(self, rows: Sequence[int], results: Sequence[contract.ChunkResult] = ()) -> Reply:
+    def _reply(self, rows: contract.Rows, results: Sequence[contract.ChunkResult] = ()) -> Reply:
         """Share results, where there are some, and observations."""
         replies, failed = {}, {}
         for r, (row, seen) in enumerate(zip(rows, self.batch.observe(rows), strict=True)):

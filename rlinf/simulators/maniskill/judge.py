@@ -39,8 +39,11 @@ class Judge:
         return plate_width / 2 + ON_PLATE_MARGIN, (plate_height + object_height) / 2 + ON_PLATE_HEIGHT
 
     def step(self, *, sideways: Any, above: Any, force: Any, grasping: Any) -> Judgement:
-        """Judge a step: how far the object's centre is from the plate's (m), the force between them (N), and whether
-        both fingers press on the object."""
+        """Judge the episode after a step, and remember what the next step needs.
+
+        sideways, above: how far the object's centre is from the plate's, m; force: between the two, N; grasping:
+        whether both fingers press on the object.
+        """
         on_plate = (sideways <= self.reach) & (above > 0) & (above <= self.stack) & (force > ON_PLATE_FORCE)
         self.grasped_steps = (self.grasped_steps + 1) * grasping
         self.judgement = Judgement(

@@ -20,7 +20,10 @@ def distances(norm: Callable[[Any], Any], gripper: Any, object_: Any, plate: Any
 
 
 def critic_columns(object_pose: Any, plate: Any, gripper_pose: Any, size: Any, qpos: Any, grasp: Any) -> list[Any]:
-    """Poses of object and gripper, the plate's position, the ways between them, the size of the object's box, qpos 8,
-    and `grasp`: grasped now, steps in a row / 5 up to 1, grasped once, held once."""
+    """What a critic sees, column after column, to be joined along the last dimension.
+
+    Object pose 7, plate position 3, gripper pose 7, from gripper to object 3, from object to plate 3, size of the
+    object's box 3, joints 8, and `grasp` 4: grasped now, steps in a row / 5 up to 1, grasped once, held once.
+    """
     between = [object_pose[..., :3] - gripper_pose[..., :3], plate - object_pose[..., :3]]
     return [object_pose, plate, gripper_pose, *between, size, qpos, grasp]
