@@ -24,7 +24,8 @@ import torch
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
-from rlinf.simulators.calvin.data import check_folder, find_folder
+from rlinf.simulators.calvin import Options
+from rlinf.simulators.calvin.assets import check_folder, find_folder
 from rlinf.simulators.calvin.starts import start_of
 from rlinf.simulators.calvin.tasks import solved
 
@@ -38,16 +39,16 @@ SETTINGS: tuple[tuple[str, dict[str, Any], float], ...] = (
 
 def published_env(pipe: Connection) -> None:
     """One env as published: step, draw, collect everything, send it; every step."""
-    from rlinf.simulators.calvin.stage import Stage
+    from rlinf.simulators.calvin.world import World
 
-    stage = Stage(find_folder(None))
+    world = World(find_folder(None), Options(renderer="tiny"))
     while (message := pipe.recv()) is not None:
         if isinstance(message, int):
             start = start_of(message)
-            stage.reset(start.scene, start.robot_obs, start.scene_obs)
+            world.reset(start.scene, start.robot_obs, start.scene_obs)
         else:
-            stage.step(message)
-        pipe.send((stage.static_image(), stage.wrist_image(), stage.robot_obs(), stage.scene_obs(), stage.facts()))
+            world.step(message)
+        pipe.send((world.static_image(), world.wrist_image(), world.robot_obs(), world.scene_obs(), world.facts()))
     os._exit(0)
 
 
@@ -90,7 +91,7 @@ def random_actions(rng: np.random.Generator, count: int) -> np.ndarray:
 
 def measure_ours(cfg: EnvConfig, processes: int, seconds: float) -> float:
     """Env-steps/s of VecEnv with as many envs and processes."""
-    env = VecEnv(cfg, env_spec(cfg), num_envs=processes, first_env=0, mode="train", chunk_size=CHUNK, seed=0)
+    env = VecEnv(cfg, env_spec(cfg), env_ids=range(processes), mode="train", chunk_size=CHUNK, seed=0)
     rng = np.random.default_rng(0)
     steps, spent = 0, 0.0
     try:

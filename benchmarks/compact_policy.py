@@ -14,7 +14,7 @@ import torch
 
 from rlinf.config.load import load_config
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.envs.spec import env_spec
 from rlinf.models.policy import Policy, find_policy
 
@@ -29,12 +29,12 @@ def observation(cfg, rows: int) -> Observation:
         wrist_images=None,
         states=torch.rand(rows, spec.state_dim, generator=generator),
         task_descriptions=["Press a handle down sideways"] * rows,
-        critic_state=torch.rand(rows, spec.critic_state_dim, generator=generator),
+        critic_state=torch.rand(rows, spec.critic_input_dim, generator=generator),
     )
 
 
 def noise(rows: int) -> Noise:
-    return Noise(seed=0, at=Moment(0, 0, 0), env_ids=range(rows))
+    return Noise(seed=0, at=ChunkIndex(0, 0, 0), env_ids=range(rows))
 
 
 def median_ms(call: Callable[[], object], repeats: int) -> float:

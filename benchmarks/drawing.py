@@ -31,25 +31,26 @@ def draw(across: int, seconds: float, ready: Barrier, results: multiprocessing.S
     from rlinf.simulators.opengl import choose_backend
 
     choose_backend("auto")
-    from rlinf.simulators.metaworld.stage import Canvas, Stage
+    from rlinf.simulators.metaworld.renderer import Renderer
+    from rlinf.simulators.metaworld.world import TaskWorld
 
     options = Options(task_suite_name=TASK, image_size=64, render="fast")
-    stage = Stage(TASK, options)
-    stage.reset(0)
-    canvas = Canvas(stage.model, options, across)
+    world = TaskWorld(TASK, options)
+    world.reset(0)
+    renderer = Renderer(world.model, options, across)
 
     def images() -> list[np.ndarray]:
-        return [fetch() for fetch in [canvas.draw(stage.data) for _ in range(IMAGES)]]
+        return [fetch() for fetch in [renderer.draw(world.data) for _ in range(IMAGES)]]
 
-    equal = float(np.mean([image == stage.render() for image in images()]))
+    equal = float(np.mean([image == world.draw()() for image in images()]))
     ready.wait()
     sets, start = 0, time.monotonic()
     while (spent := time.monotonic() - start) < seconds:
         images()
         sets += 1
     results.put((1e3 * spent / (sets * IMAGES), equal))
-    canvas.close()
-    stage.close()
+    renderer.close()
+    world.close()
 
 
 def measure(across: int, args: argparse.Namespace) -> tuple[float, float]:

@@ -14,13 +14,16 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from rlinf.simulators.maniskill import NATIVE_SIZE, SHADERS, Expert, Options
+from rlinf.simulators.maniskill import Expert, Options
 from rlinf.simulators.maniskill.assets import Assets, find_assets
-from rlinf.simulators.maniskill.family import PREFIX, Episode, episode
-from rlinf.simulators.maniskill.suite import reset_ids
+from rlinf.simulators.maniskill.constants import NATIVE_SIZE
+from rlinf.simulators.maniskill.reset_ids import reset_ids
+from rlinf.simulators.maniskill.suite import SHADERS
+from rlinf.simulators.maniskill.tasks import PREFIX, Body, BodyKey, Episode, episode, hidden_bodies
 from rlinf.simulators.vulkan import check_driver
 
 CHUNK, EPISODE_STEPS = 8, 80
@@ -43,22 +46,40 @@ class Player:
         return 1e3 * float(np.mean(self.seconds)) / CHUNK
 
 
+def published_world(assets: Assets) -> Any:
+    """The published layout: one world for good, in which everything that no episode shows stands behind the camera."""
+    import sapien
+
+    from rlinf.simulators.maniskill.cpu.world import World
+
+    class PublishedWorld(World):
+        def _build(self, bodies: dict[BodyKey, Body]) -> None:
+            everything = hidden_bodies() | bodies
+            if self._scene is None:
+                super()._build(everything)
+            for key, body in everything.items():
+                self._entities[key].set_pose(sapien.Pose(body.position, body.quaternion))
+                self._components[key].set_linear_velocity(np.zeros(3, np.float32))
+                self._components[key].set_angular_velocity(np.zeros(3, np.float32))
+
+    return PublishedWorld(assets)
+
+
 def published(assets: Assets, shader: str) -> Player:
     """Everything in the world, a picture after every step; a new world per episode, so that physics start equal."""
-    from rlinf.simulators.maniskill.stage import Stage
-    from rlinf.simulators.maniskill.studio import Studio
+    from rlinf.simulators.maniskill.cpu.renderer import Renderer
 
-    studio, stage = Studio(assets, NATIVE_SIZE, shader), Stage(assets, parked=True)
+    renderer, world = Renderer(assets, NATIVE_SIZE, shader), published_world(assets)
 
     def start(begun: Episode) -> None:
-        stage.close()
-        stage.reset(begun)
-        studio.picture(stage.view(), begun)
+        world.close()
+        world.reset(begun)
+        renderer.picture(world.view(), begun)
 
     def play(actions: np.ndarray) -> np.ndarray:
         for action in actions:
-            stage.step(action)
-            picture = studio.picture(stage.view(), stage.episode)
+            world.step(action)
+            picture = renderer.picture(world.view(), world.episode)
         return picture
 
     return Player("published: all objects, every step, 480 x 640", start, play)
@@ -66,36 +87,36 @@ def published(assets: Assets, shader: str) -> Player:
 
 def ours(assets: Assets, shader: str, size: tuple[int, int]) -> Player:
     """What is shown, a picture after the chunk."""
-    from rlinf.simulators.maniskill.stage import Stage
-    from rlinf.simulators.maniskill.studio import Studio
+    from rlinf.simulators.maniskill.cpu.renderer import Renderer
+    from rlinf.simulators.maniskill.cpu.world import World
 
-    studio, stage = Studio(assets, size, shader), Stage(assets)
+    renderer, world = Renderer(assets, size, shader), World(assets)
 
     def start(begun: Episode) -> None:
-        stage.reset(begun)
-        studio.picture(stage.view(), begun)
+        world.reset(begun)
+        renderer.picture(world.view(), begun)
 
     def play(actions: np.ndarray) -> np.ndarray:
         for action in actions:
-            stage.step(action)
-        return studio.picture(stage.view(), stage.episode)
+            world.step(action)
+        return renderer.picture(world.view(), world.episode)
 
     return Player(f"ours: what is shown, once per chunk, {size[0]} x {size[1]}", start, play)
 
 
 def expert_actions(assets: Assets, begun: Episode, steps: int) -> np.ndarray:
     """What the expert does, f32 [steps, 7]."""
-    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.cpu.world import World
 
     @dataclass
-    class World:
-        stage: Stage
+    class Played:
+        world: World
 
-    world, expert, actions = World(Stage(assets)), Expert(Options()), []
-    world.stage.reset(begun)
+    played, expert, actions = Played(World(assets)), Expert(Options()), []
+    played.world.reset(begun)
     for _ in range(steps):
-        actions.append(expert.act(world))
-        world.stage.step(actions[-1])
+        actions.append(expert.act(played))
+        played.world.step(actions[-1])
     return np.stack(actions)
 
 

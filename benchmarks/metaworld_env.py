@@ -83,7 +83,7 @@ def measure_ours(processes: int, seconds: float, image_size: int, render: str) -
         ignore_terminations=True,
         init_params={"image_size": image_size, "render": render},
     )
-    env = VecEnv(cfg, env_spec(cfg), num_envs=processes, first_env=0, mode="train", chunk_size=CHUNK, seed=0)
+    env = VecEnv(cfg, env_spec(cfg), env_ids=range(processes), mode="train", chunk_size=CHUNK, seed=0)
     generator = torch.Generator().manual_seed(0)
     steps, spent = 0, 0.0
     try:

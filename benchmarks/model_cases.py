@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation, PolicyOutput
+from rlinf.data.types import ChunkIndex, Observation, PolicyOutput
 from rlinf.models.config import ModelConfig
 from rlinf.models.nn.graphs import Recorder
 from rlinf.models.openpi.config import Config as PiConfig
@@ -140,7 +140,7 @@ class Subject:
 
     def act(self, obs: Observation, mode: Literal["train", "eval"], chunk: int = 0) -> PolicyOutput:
         """A call as the rollout makes it, its noise drawn anew."""
-        noise = Noise(seed=0, at=Moment(0, 0, chunk), env_ids=range(len(obs)), device=self.device)
+        noise = Noise(seed=0, at=ChunkIndex(0, 0, chunk), env_ids=range(len(obs)), device=self.device)
         return self.policy.predict(obs, mode=mode, noise=noise)
 
 

@@ -15,7 +15,7 @@ from rlinf.commands.export import stored_settings
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
-from rlinf.data.types import EpisodeRecord, Moment, Observation
+from rlinf.data.types import ChunkIndex, EpisodeRecord, Observation
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
@@ -99,7 +99,7 @@ class LoadedPolicy:
             raise ValueError(f"{len(texts)} instructions for {len(pixels)} images")
         device = next(self._policy.parameters()).device
         obs = Observation(pixels, tensor(wrist_images), tensor(state), texts).to(device)
-        at = Moment(0, 0, self._calls)
+        at = ChunkIndex(0, 0, self._calls)
         noise = Noise(seed=self._seed, at=at, env_ids=range(len(texts)), device=device, stream="eval")
         with torch.no_grad():
             actions = self._policy.predict(obs, mode="eval", noise=noise).actions.float().cpu().numpy()
@@ -166,7 +166,7 @@ def make_env(
     envs = VecEnv(
         env,
         spec,
-        num_envs=env.total_num_envs,
+        env_ids=range(env.total_num_envs),
         mode=mode,
         chunk_size=1 if gymnasium else chunk_size,
         seed=cfg.runner.seed + env.seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from rlinf.data.types import Moment
+from rlinf.data.types import ChunkIndex
 from rlinf.placement.plan import Plan
 from rlinf.runtime.cluster import Group, Routed
 
@@ -31,14 +31,14 @@ def roll_out(
     for epoch in range(epochs):
         steps = [env.call("begin", mode=mode, stage=stage) for stage in stages]
         for chunk in range(chunks):
-            at = Moment(step, epoch, chunk)
+            at = ChunkIndex(step, epoch, chunk)
             for stage in stages:
                 actions = rollout.map("predict", Routed(steps[stage], to_rollout), mode=mode, stage=stage, at=at)
                 steps[stage] = env.map("step", Routed(actions, to_env), mode=mode, stage=stage)
             if finished():
                 break
         for stage in stages:
-            end = Moment(step, epoch, chunks)
+            end = ChunkIndex(step, epoch, chunks)
             if mode == "train":
                 done += rollout.map("finish", Routed(steps[stage], to_rollout), stage=stage, at=end)
             else:

@@ -14,7 +14,7 @@ from rlinf.config.schema import ActorConfig, Config, EnvGroupConfig, FsdpConfig,
 from rlinf.data.arena import Arena
 from rlinf.data.layout import Columns, EnvLayout
 from rlinf.data.noise import Noise
-from rlinf.data.types import ArenaRows, Moment, Observation
+from rlinf.data.types import ArenaRows, ChunkIndex, Observation
 from rlinf.envs.config import EnvConfig
 from rlinf.models.config import ModelConfig, find_config
 from rlinf.models.policy import Policy, find_policy
@@ -141,7 +141,7 @@ def _arena(policy: Policy, team: Team, case: Case) -> Arena:
             states=torch.randn(COLUMNS, spec.state_dim, generator=g) if spec.state_dim else None,
             task_descriptions=[PROMPTS[i % len(PROMPTS)] for i in range(COLUMNS)],
         )
-        noise = Noise(seed=7, at=Moment(0, 0, chunk), env_ids=range(COLUMNS))
+        noise = Noise(seed=7, at=ChunkIndex(0, 0, chunk), env_ids=range(COLUMNS))
         arena.write_output(chunk, 0, 0, policy.predict(obs, mode="train", noise=noise)[rows])
     shape = (CHUNKS, COLUMNS, spec.num_action_chunks)
     arena.rewards.copy_(torch.randn(shape, generator=g)[:, rows])

@@ -13,8 +13,9 @@ from collections import Counter
 
 import numpy as np
 
-from rlinf.simulators.calvin import CHAIN_LENGTH, Expert, Options, Scene
+from rlinf.simulators.calvin import Expert, Options, Scene
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, ids_of
+from rlinf.simulators.calvin.symbolic import CHAIN_LENGTH
 from rlinf.simulators.calvin.tasks import TASKS
 
 RL_STEPS = 480  # for a whole chain in training

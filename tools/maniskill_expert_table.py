@@ -19,20 +19,21 @@ from typing import NamedTuple
 import numpy as np
 
 from rlinf.metrics.stats import Rate
-from rlinf.simulators.maniskill import Expert, Options, level
+from rlinf.simulators.maniskill import Expert, Options
 from rlinf.simulators.maniskill.assets import find_assets
-from rlinf.simulators.maniskill.family import PREFIX, episode
-from rlinf.simulators.maniskill.stage import Stage
-from rlinf.simulators.maniskill.suite import OOD, STRIDE, reset_ids, rows_of
+from rlinf.simulators.maniskill.cpu.world import World
+from rlinf.simulators.maniskill.judge import level
+from rlinf.simulators.maniskill.reset_ids import OOD, STRIDE, reset_ids, rows_of
+from rlinf.simulators.maniskill.tasks import PREFIX, episode
 
 STEPS = 80
 
 
 @dataclass
-class World:
-    """All that the expert looks at: a stage nobody draws."""
+class Played:
+    """All that the expert looks at: a world nobody draws."""
 
-    stage: Stage
+    world: World
 
 
 class Outcome(NamedTuple):
@@ -48,15 +49,15 @@ class Outcome(NamedTuple):
 def play(rows: Sequence[tuple[str, str]], ids: Sequence[int], noise: float, rng: np.random.Generator) -> list[Outcome]:
     """Every id once, up to success; Gaussian `noise` is added to the actions."""
     assets = find_assets(rows)
-    stage, found = Stage(assets), []
+    world, found = World(assets), []
     for reset_id in ids:
         row, episode_id = divmod(reset_id, STRIDE)
-        stage.reset(episode(*rows[row], episode_id))
-        expert, world = Expert(Options()), World(stage)
-        while stage.steps < STEPS and not stage.judgement.success:
-            stage.step(expert.act(world) + noise * rng.standard_normal(7))
-        judged, name = stage.judgement, assets.objects[stage.episode.object.index].name
-        found.append(Outcome(reset_id, name, judged.success, stage.steps, level("default", judged._asdict())))
+        world.reset(episode(*rows[row], episode_id))
+        expert, played = Expert(Options()), Played(world)
+        while world.steps < STEPS and not world.judge.judgement.success:
+            world.step(expert.act(played) + noise * rng.standard_normal(7))
+        judged, name = world.judge.judgement, assets.objects[world.episode.object.index].name
+        found.append(Outcome(reset_id, name, judged.success, world.steps, level("default", judged)))
     return found
 
 

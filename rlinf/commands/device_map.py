@@ -76,7 +76,7 @@ def observation_bytes(cfg: Config) -> int:
     spec = env_spec(_env(cfg)[0])
     (height, width), (wrist_height, wrist_width) = spec.image_size, spec.wrist_image_size
     pixels = height * width + spec.num_wrist_images * wrist_height * wrist_width
-    critic = spec.critic_state_dim if policy_spec(cfg).critic_state_dim else 0
+    critic = spec.critic_input_dim if policy_spec(cfg).critic_state_dim else 0
     return 3 * pixels + 4 * (spec.state_dim + critic)
 
 

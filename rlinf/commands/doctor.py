@@ -117,7 +117,7 @@ def _frame(simulator: str) -> str:
     options = {f.name for f in fields(find_simulator(simulator).Options)}
     params = {k: v for k, v in CHEAP.items() if k in options}
     cfg = EnvConfig(env_type=simulator, total_num_envs=1, num_processes=1, init_params=params)
-    env = VecEnv(cfg, env_spec(cfg), num_envs=1, first_env=0, mode="train", chunk_size=5, seed=0)
+    env = VecEnv(cfg, env_spec(cfg), env_ids=[0], mode="train", chunk_size=5, seed=0)
     try:
         step = env.reset()
     finally:

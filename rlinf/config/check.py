@@ -134,9 +134,9 @@ def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
             f"{policy.state_key}={policy.state_dim} must be at most {spec.state_dim}, the state columns of {path} "
             f"({spec.suite})"
         )
-    if policy.critic_state_dim not in (0, spec.critic_state_dim):
+    if policy.critic_state_dim not in (0, spec.critic_input_dim):
         raise UserError(
-            f"{path}: suite {spec.suite} has a privileged state of {spec.critic_state_dim} columns, "
+            f"{path}: suite {spec.suite} has a privileged state of {spec.critic_input_dim} columns, "
             f"the critic reads {policy.critic_state_dim}"
         )
 

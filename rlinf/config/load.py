@@ -102,7 +102,7 @@ def _completed_model(composed: Composed, cfg: Config) -> ModelConfig:
         if get(composed.tree, f"env.{name}") is not ABSENT:
             _find(composed, f"env.{name}", env.env_type, find_simulator)
             env_options(env, f"env.{name}", composed.origin)  # refuses what the simulator does not know
-            privileged.append(env_spec(env, f"env.{name}").critic_state_dim)
+            privileged.append(env_spec(env, f"env.{name}").critic_input_dim)
     trained = policy_folder(cfg.runner.ckpt_path) if cfg.runner.ckpt_path is not None else None
     if trained is not None:
         model = replace(model, model_path=str(trained), lora_path=None)  # its adapters are those of the run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rlinf.data.types import Moment
+from rlinf.data.types import ChunkIndex
 
 MASK64 = (1 << 64) - 1
 _STREAMS = {"train": 0, "eval": 1, "reset": 2, "shuffle": 3, "sft": 4, "init": 5, "demo": 6}
@@ -23,14 +23,14 @@ def generator(seed: int, stream: str, step: int, *counter: int) -> np.random.Gen
 class Noise:
     """Draws for one policy call: row i belongs to env `env_ids[i]`, whatever else is in the batch.
 
-    Example: Noise(seed=0, at=Moment(step=3, epoch=0, chunk=7), env_ids=[4, 5]).normal((5, 32)) -> f32 [2, 5, 32]
+    Example: Noise(seed=0, at=ChunkIndex(step=3, epoch=0, chunk=7), env_ids=[4, 5]).normal((5, 32)) -> f32 [2, 5, 32]
     """
 
     def __init__(
         self,
         *,
         seed: int,
-        at: Moment,
+        at: ChunkIndex,
         env_ids: Sequence[int],
         device: torch.device | str = "cpu",
         stream: str = "train",

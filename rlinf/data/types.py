@@ -1,7 +1,7 @@
 """The messages that travel between workers.
 
 Letters: B envs in a call, C actions per chunk, A action dims, S state dims, N wrist cameras, T chunks in a rollout,
-V values per chunk (1, or C for an action-level critic), K critic-state dims.
+V values per chunk (1, or C for an action-level critic), K columns of the simulator's privileged state.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When something happens in a run; randomness is keyed by it."""
+class ChunkIndex:
+    """Which chunk of actions of a run: it finds the chunk's rows in the arena and keys its random numbers."""
 
-    step: int  # training step
-    epoch: int  # rollout epoch within it
-    chunk: int  # chunk within the epoch
+    step: int  # training step, counted from 0
+    epoch: int  # rollout epoch within the step
+    chunk: int  # chunk within the epoch; the number of chunks stands for the observation after the last one
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Observation(TensorStruct):
     wrist_images: Tensor | None  # u8 [B, N, h, w, 3]
     states: Tensor | None  # f32 [B, S]
     task_descriptions: list[str]
-    critic_state: Tensor | None = None  # f32 [B, K]; privileged, for an asymmetric critic only
+    critic_state: Tensor | None = None  # f32 [B, K + 1]; privileged: K columns, then the share of the episode passed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,19 @@ class EnvStep(TensorStruct):
     lost: Tensor  # bool [B]; True where a simulator died in this chunk: the whole partial episode is worthless
     final_obs: Observation | None = None  # rows in the order of final_rows
     final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
-    episodes: tuple[EpisodeRecord, ...] = ()  # episodes that ended in this chunk; kept by the env worker, never sent on
+
+    @classmethod
+    def start(cls, obs: Observation, chunk_size: int) -> EnvStep:
+        """Where a rollout starts: an observation, and no results of a chunk before it."""
+        flags = torch.zeros((len(obs), chunk_size), dtype=torch.bool)
+        return cls(
+            obs=obs,
+            rewards=torch.zeros(flags.shape),
+            terminated=flags,
+            truncated=flags.clone(),
+            valid=torch.ones_like(flags),
+            lost=torch.zeros(len(obs), dtype=torch.bool),
+        )
 
     def __getitem__(self, index: Any) -> EnvStep:
         """Rows by slice; the finished episodes of the slice come along."""

@@ -104,7 +104,7 @@ def _add(writer: DatasetWriter, demo: Demo) -> None:
         wrist_images=demo.wrist_images,
         states=demo.states,
         actions=demo.labels,
-        critic_states=demo.critic_states,
+        critic_states=demo.critic_state,
         task=demo.description,
         extra={"task_name": demo.task, "reset_id": demo.job.reset_id, "noise_std": demo.job.noise_std},
     )

@@ -36,7 +36,7 @@ class DemoDataset:
 
     actions: Tensor  # f32 [M, A]
     states: Tensor | None  # f32 [M, S]
-    privileged: Tensor | None  # f32 [M, K - 1] what the simulator knew, for `sft.state_loss`
+    privileged: Tensor | None  # f32 [M, K] what the simulator knew, for `sft.state_loss`
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.fleet import scene_arrays
-from rlinf.envs.sim_process import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
+from rlinf.envs.fleet import Fleet
 from rlinf.envs.spec import env_options, env_spec, eval_trials, find_simulator
 from rlinf.envs.vec import VecEnv
-from rlinf.errors import SimulatorError, UserError
+from rlinf.errors import UserError
 from rlinf.simulators.contract import EnvSpec
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
@@ -22,7 +22,7 @@ PIECE = 32  # expert steps per message: bounds the shared memory and shows progr
 
 @dataclass(frozen=True)
 class DemoJob:
-    """One episode to play."""
+    """One demonstration to play: which episode, for how long, and with which noise."""
 
     reset_id: int
     max_steps: int
@@ -39,22 +39,32 @@ class Demo:
     description: str
     success: bool
     images: np.ndarray  # u8 [T, H, W, 3]
-    wrist_images: np.ndarray | None  # u8 [T, N, h, w, 3]
     states: np.ndarray  # f32 [T, S]
     labels: np.ndarray  # f32 [T, A] what the expert wanted, clipped to [-1, 1]
     actions: np.ndarray  # f32 [T, A] what was executed
-    critic_states: np.ndarray | None = None  # f32 [T, K - 1] the simulator's privileged state, where it tells it
+    wrist_images: np.ndarray | None = None  # u8 [T, N, h, w, 3]
+    critic_state: np.ndarray | None = None  # f32 [T, K] the simulator's privileged state, where it tells it
 
 
 @dataclass
 class _Running:
-    """A demonstration under way in one process."""
+    """A demonstration under way, of which some pieces were played."""
 
     job: DemoJob
     task: str
     description: str
     steps: int = 0
     pieces: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    def next_piece(self) -> dict[str, Any]:
+        """Arguments of the command `expert_chunk` that plays its next steps."""
+        steps, job = min(PIECE, self.job.max_steps - self.steps), self.job
+        return {"steps": steps, "stop": True, "record": False, "noise_std": job.noise_std, "noise_seed": job.noise_seed}
+
+    def demo(self, success: bool) -> Demo:
+        """Join the pieces into the finished demonstration."""
+        columns = {name: np.concatenate([piece[name] for piece in self.pieces]) for name in self.pieces[0]}
+        return Demo(self.job, self.task, self.description, success, **columns)
 
 
 class DemoPlayer:
@@ -65,31 +75,19 @@ class DemoPlayer:
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, num_processes: int = 0) -> None:
         check_expert(cfg)
-        layout = scene_arrays(spec, 1, 1, 0, False)
-        layout |= {
-            "demo_images": ("uint8", (PIECE, *spec.image_size, 3)),
-            "demo_states": ("float32", (PIECE, spec.state_dim)),
-            "demo_labels": ("float32", (PIECE, spec.action_dim)),
-            "demo_actions": ("float32", (PIECE, spec.action_dim)),
-        }
-        if spec.num_wrist_images:
-            layout["demo_wrist_images"] = ("uint8", (PIECE, spec.num_wrist_images, *spec.wrist_image_size, 3))
-        if spec.critic_state_dim:
-            layout["demo_critic_states"] = ("float32", (PIECE, spec.critic_state_dim - 1))  # without the elapsed share
-        self._names = [name for name in layout if name.startswith("demo_")]
-        self._deadline_s = cfg.step_deadline_s
-        self._processes = [
-            SimProcess(
-                simulator=cfg.env_type,
-                options=env_options(cfg),
-                num_scenes=1,
-                layout=layout,
-                name=f"{p} (demonstrations)",
-                python=cfg.python,
-            )
-            for p in range(num_processes or cfg.num_processes or os.cpu_count() or 1)
-        ]
-        self._started = False
+        self._jobs: Sequence[DemoJob] = ()  # being played, by row
+        self._num_rows = num_processes or cfg.num_processes or os.cpu_count() or 1
+        self._fleet = Fleet(
+            cfg,
+            replace(spec, batched=False),  # an expert looks into one scene at a time
+            range(self._num_rows),
+            options=env_options(cfg),
+            num_processes=self._num_rows,
+            chunk_size=PIECE,
+            playing=lambda row: f"demonstration reset id {self._jobs[row].reset_id}" if row < len(self._jobs) else "",
+            critic_state=True,
+            demonstrations=True,
+        )
 
     def __enter__(self) -> DemoPlayer:
         return self
@@ -98,54 +96,35 @@ class DemoPlayer:
         self.close()
 
     def close(self) -> None:
-        """End the processes."""
-        for process in self._processes:
-            process.close()
+        """End the simulator processes."""
+        self._fleet.close()
 
     def play(self, jobs: Sequence[DemoJob]) -> Iterator[Demo]:
-        """The demonstrations of `jobs`, in their order: failures included, `success` tells."""
-        self._start()
-        for first in range(0, len(jobs), len(self._processes)):
-            batch = dict(zip(self._processes, jobs[first : first + len(self._processes)], strict=False))
-            yield from self._play_batch(batch)
+        """Yield a demonstration for each job, in their order; also those that failed, as `Demo.success` tells."""
+        self._fleet.start()
+        for first in range(0, len(jobs), self._num_rows):
+            yield from self._play_together(jobs[first : first + self._num_rows])
 
-    def _start(self) -> None:
-        if not self._started:
-            start_all(self._processes)
-            self._started = True
-
-    def _play_batch(self, jobs: dict[SimProcess, DemoJob]) -> list[Demo]:
-        """One job per process, all at once, in pieces."""
-        starts = {
-            process: {"reset_id": job.reset_id, "noise_std": job.noise_std, "noise_seed": job.noise_seed}
-            for process, job in jobs.items()
-        }
-        running = {
-            process: _Running(jobs[process], reply["task"], reply["description"])
-            for process, reply in self._command("demo_start", starts).items()
-        }
-        finished: dict[SimProcess, Demo] = {}
-        while running:
-            work = {p: {"steps": min(PIECE, r.job.max_steps - r.steps)} for p, r in running.items()}
-            for process, reply in self._command("demo_steps", work).items():
-                run = running[process]
+    def _play_together(self, jobs: Sequence[DemoJob]) -> list[Demo]:
+        """Play one job per process, all at once, in pieces; a job whose simulator died begins again."""
+        self._jobs = jobs
+        self._fleet.reset_failure_count()
+        running: dict[int, _Running] = {}
+        finished: dict[int, Demo] = {}
+        while len(finished) < len(jobs):
+            waiting = [row for row in range(len(jobs)) if row not in running and row not in finished]
+            replies, _ = self._fleet.command("reset", {row: {"reset_id": jobs[row].reset_id} for row in waiting})
+            running |= {row: _Running(jobs[row], r["task"], r["description"]) for row, r in replies.items()}
+            replies, gone = self._fleet.command("expert_chunk", {row: run.next_piece() for row, run in running.items()})
+            for row, reply in replies.items():
+                run, played = running[row], slice(reply["steps"])
                 run.steps += reply["steps"]
-                run.pieces.append({n: process.arrays[n][: reply["steps"]].copy() for n in self._names})
-                if reply["success"] or run.steps >= run.job.max_steps:
-                    finished[process] = _join(running.pop(process), reply["success"])
-        return [finished[process] for process in jobs]
-
-    def _command(self, command: str, work: dict[SimProcess, dict]) -> dict[SimProcess, dict]:
-        replies = {}
-        scenes = {process: [(0, arguments)] for process, arguments in work.items()}
-        for process, reply in command_scenes(command, scenes, self._deadline_s).items():
-            if isinstance(reply, SimulatorDiedError):
-                raise SimulatorError(str(reply))
-            assert isinstance(reply, ScenesReply)
-            if reply.failed:
-                raise SimulatorError(f"a demonstration failed in simulator process {process.name}:\n{reply.failed[0]}")
-            replies[process] = reply.replies[0]
-        return replies
+                run.pieces.append({n: rows[played].copy() for n, rows in self._fleet.arrays(row, "demo_").items()})
+                success, done = (bool(self._fleet.array(row, name)[played].any()) for name in ("success", "done"))
+                if success or done or run.steps >= run.job.max_steps:
+                    finished[row] = running.pop(row).demo(success)
+            running = {row: run for row, run in running.items() if row not in gone}
+        return [finished[row] for row in range(len(jobs))]
 
 
 def check_expert(cfg: EnvConfig) -> None:
@@ -155,44 +134,17 @@ def check_expert(cfg: EnvConfig) -> None:
 
 
 def play_trials(cfg: EnvConfig, *, seed: int) -> list[EpisodeRecord]:
-    """The held-out trials of an evaluation, played by the expert; images are drawn now and then, and not looked at."""
+    """Let the expert play the held-out trials of an evaluation; returns their records in the order of the trials."""
     check_expert(cfg)
     spec = replace(env_spec(cfg, "env.eval"), batched=False)  # an expert looks into one scene at a time
     trials = eval_trials(cfg, spec)
     num_envs = min(cfg.total_num_envs, len(trials))
-    env = VecEnv(
-        replace(cfg, total_num_envs=num_envs),
-        spec,
-        num_envs=num_envs,
-        first_env=0,
-        mode="eval",
-        chunk_size=PIECE,
-        seed=seed,
-        trials=trials,
-    )
-    records: list[EpisodeRecord] = []
+    cfg = replace(cfg, total_num_envs=num_envs)
+    env = VecEnv(cfg, spec, env_ids=range(num_envs), mode="eval", chunk_size=PIECE, seed=seed, trials=trials)
     try:
         env.reset()
         while not env.done:
-            records += env.chunk_step(None).episodes
+            env.chunk_step(None)
     finally:
         env.close()
-    return sorted(records, key=lambda record: trials.index(record.reset_id))
-
-
-def _join(run: _Running, success: bool) -> Demo:
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([piece[f"demo_{name}"] for piece in run.pieces])
-
-    return Demo(
-        job=run.job,
-        task=run.task,
-        description=run.description,
-        success=success,
-        images=column("images"),
-        wrist_images=column("wrist_images") if "demo_wrist_images" in run.pieces[0] else None,
-        states=column("states"),
-        labels=column("labels"),
-        actions=column("actions"),
-        critic_states=column("critic_states") if "demo_critic_states" in run.pieces[0] else None,
-    )
+    return sorted(env.drain_episodes(), key=lambda record: trials.index(record.reset_id))

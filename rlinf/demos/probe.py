@@ -11,7 +11,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
-from rlinf.data.types import EpisodeRecord, Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import VideoConfig
 from rlinf.envs.spec import env_spec
@@ -34,8 +34,7 @@ class Probe:
         self.env = VecEnv(
             env_cfg,
             spec,
-            num_envs=num_envs,
-            first_env=0,
+            env_ids=range(num_envs),
             mode="eval",
             chunk_size=policy_spec.num_action_chunks,
             seed=cfg.runner.seed,
@@ -45,19 +44,17 @@ class Probe:
     def play(self, act: Act, device: torch.device | str = "cpu") -> Rate:
         """Success of `act`, which lives on `device`, on every id once; equal calls draw equal noise."""
         step, chunk = self.env.reset(), 0
-        episodes: list[EpisodeRecord] = []
         while not self.env.done:
             noise = Noise(
                 seed=self.cfg.runner.seed,
-                at=Moment(0, 0, chunk),
+                at=ChunkIndex(0, 0, chunk),
                 env_ids=range(self.num_envs),
                 device=device,
                 stream="eval",
             )
             step = self.env.chunk_step(self.bridge.to_env(act(step.obs.to(device), noise).cpu()))
-            episodes += step.episodes
             chunk += 1
-        return Rate.of(e.success_once for e in episodes)
+        return Rate.of(e.success_once for e in self.env.drain_episodes())
 
     def play_policy(self, policy: Policy) -> Rate:
         """Success of the policy's deterministic sampler."""

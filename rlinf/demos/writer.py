@@ -71,7 +71,7 @@ class DatasetWriter:
         states: Array | None,  # f32 [T, S]
         actions: Array,  # f32 [T, A]
         task: str,
-        critic_states: Array | None = None,  # f32 [T, K - 1]
+        critic_states: Array | None = None,  # f32 [T, K]
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Append one episode; `extra` become columns of its row in meta/episodes."""
@@ -188,7 +188,7 @@ def features(spec: EnvSpec) -> dict[str, dict[str, Any]]:
         names = [f"state_{i}" for i in range(spec.state_dim)]
         out[STATE] = {"dtype": "float32", "shape": [spec.state_dim], "names": names}
     if spec.critic_state_dim:
-        names = [f"privileged_{i}" for i in range(spec.critic_state_dim - 1)]
+        names = [f"privileged_{i}" for i in range(spec.critic_state_dim)]
         out[PRIVILEGED] = {"dtype": "float32", "shape": [len(names)], "names": names}
     out[ACTION] = {"dtype": "float32", "shape": [spec.action_dim], "names": list(spec.action_names)}
     out["timestamp"] = index("float32")

@@ -12,7 +12,7 @@ ARM_POSE = 7  # position, rotation, gripper: what policies of one arm give
 
 
 class Bridge:
-    """Actions [B, C, A_policy] -> [B, C, A_env]: which columns are kept, and how the gripper is read."""
+    """Converts actions [B, C, A_policy] to [B, C, A_env]: chooses columns, and translates the gripper's."""
 
     def __init__(self, env: EnvSpec, policy: PolicySpec) -> None:
         self.env, self.policy = env, policy
@@ -28,7 +28,7 @@ class Bridge:
             )
 
     def _columns(self) -> list[int]:
-        """The policy's columns the simulator takes, in its order."""
+        """Numbers of the policy's columns that the simulator takes, in its order."""
         count = self.env.action_dim
         has_gripper = self.env.gripper != "none"
         if has_gripper and count < self.policy.action_dim == ARM_POSE:

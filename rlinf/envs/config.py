@@ -10,7 +10,7 @@ from rlinf.typed import Count, Within, ZeroOrMore
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:
-    """Videos of what the policy does."""
+    """Videos that an env worker writes of its first envs."""
 
     save_video: bool = False
     """Film the first environments of every rank and stage."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rlinf.data.noise import generator
 from rlinf.data.types import EpisodeRecord
@@ -13,7 +14,7 @@ from rlinf.simulators.contract import EnvSpec
 
 @dataclass
 class Episode:
-    """One env's running (or last) episode."""
+    """The running episode of one env, or its last one while the env waits for a reset."""
 
     env_id: int  # global
     number: int = -1  # episodes this env has begun, less one
@@ -27,14 +28,24 @@ class Episode:
     success_now: bool = False
     extra: dict[str, float] = field(default_factory=dict)
     waiting: bool = True  # ended (or never begun) and not reset: nothing is simulated
-    on_stage: bool = False  # whether its scene still holds this episode
+    loaded: bool = False  # whether its scene still holds this episode
 
     def next(self, number: int, reset_id: int) -> Episode:
         """A new episode of the same env."""
-        return Episode(self.env_id, number, reset_id, waiting=False, on_stage=True)
+        return Episode(self.env_id, number, reset_id, waiting=False, loaded=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The episode as a checkpoint holds it, where `loaded` is called on_stage."""
+        saved = asdict(self)
+        return saved | {"on_stage": saved.pop("loaded")}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Episode:
+        """Read an episode that `to_json` wrote."""
+        return cls(**{"loaded" if name == "on_stage" else name: value for name, value in saved.items()})
 
     def advance(self, levels: Sequence[float], success: Sequence[bool], *, relative: bool) -> list[float]:
-        """Count the executed steps of a chunk and return their rewards: levels, or differences of levels."""
+        """Count the executed steps of a chunk; returns their rewards: the reward levels, or their differences."""
         rewards = []
         for level, solved in zip(levels, success, strict=True):
             rewards.append(level - self.level if relative else level)
@@ -44,17 +55,18 @@ class Episode:
         self.episode_return += float(sum(rewards))
         return rewards
 
-    def describe(self) -> str:
-        """What is being played, for an error message; empty when nothing is."""
+    def title(self) -> str:
+        """Names what is being played, for an error message; empty when nothing is."""
         return "" if self.waiting else f"env {self.env_id} task {self.task or '(starting)'} reset id {self.reset_id}"
 
-    def caption(self, title: str, steps_ago: int, reward: float, solved: bool) -> list[str]:
-        """Two lines for the video."""
+    def caption(self, spec: EnvSpec, steps_ago: int, reward: float, solved: bool) -> list[str]:
+        """Two lines for the video; of a chain of tasks, the instruction that is being followed."""
+        title = self.task if self.task in spec.tasks else self.description
         line = f"step {self.elapsed - steps_ago} r {reward:.1f}"
         return [title, f"{line} success" if solved else line]
 
     def record(self, suite: str, seed: int) -> EpisodeRecord:
-        """What is kept of the episode."""
+        """The record of the episode, for metrics and tables."""
         return EpisodeRecord(
             suite=suite,
             task=self.task,
@@ -70,7 +82,7 @@ class Episode:
 
 
 class TrainIds:
-    """Training ids: drawn (or taken in order) per group and episode, so that a group's members start equal anywhere."""
+    """Chooses training ids per group and episode, drawn or in order: a group's members start equal on any rank."""
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, seed: int) -> None:
         self.cfg, self.seed = cfg, seed
@@ -87,7 +99,7 @@ class TrainIds:
 
 
 class EvalIds:
-    """Evaluation ids: env i plays trials i, i + n, i + 2n, ... of the list, each once."""
+    """Deals evaluation ids: env i of n plays the trials i, i + n, i + 2n, ... of the list, each once."""
 
     def __init__(self, cfg: EnvConfig, trials: Sequence[int]) -> None:
         self.total_num_envs, self.trials = cfg.total_num_envs, trials

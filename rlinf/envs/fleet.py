@@ -1,4 +1,4 @@
-"""Fleet: the simulator processes of one VecEnv, addressed by row; restarts what dies."""
+"""Fleet: the simulator processes of a batch of envs, addressed by row; a process that dies is started again."""
 
 from __future__ import annotations
 
@@ -9,54 +9,49 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.envs.sim_process import ScenesReply, SimProcess, SimulatorDiedError, command_scenes, start_all
+from rlinf.envs.config import EnvConfig
+from rlinf.envs.sim_process import SimProcess, SimulatorDiedError, exchange, start_all
 from rlinf.errors import SimulatorError
+from rlinf.simulators.child_program import OBSERVED
 from rlinf.simulators.contract import EnvSpec
 
 logger = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Rows 0..B-1 spread over processes as neighbours; every process holds several scenes, a batched one all."""
+    """Spreads rows 0..B-1 over processes, neighbours together; a process holds several scenes, a batched one all."""
 
     def __init__(
         self,
-        *,
-        simulator: str,
-        options: Any,
+        cfg: EnvConfig,
         spec: EnvSpec,
         env_ids: Sequence[int],
+        *,
+        options: Any,
         num_processes: int,
         chunk_size: int,
-        num_recorded: int,
-        critic_state: bool,
-        python: str | None,
-        deadline_s: float,
-        max_restarts: int,
-        describe: Callable[[int], str],
+        playing: Callable[[int], str],
+        num_recorded: int = 0,
+        critic_state: bool = False,
+        demonstrations: bool = False,
     ) -> None:
-        self.simulator, self.env_ids, num_envs = simulator, env_ids, len(env_ids)
-        self.deadline_s, self.max_restarts = deadline_s, max_restarts
+        """`playing` says what a row plays, for error messages; of `demonstrations` every step is shared."""
+        self.cfg, self.env_ids, self._playing = cfg, env_ids, playing
         self.num_restarts = 0  # since the start
         if spec.batched:
             num_processes = 1
-        self.rows = split_evenly(num_envs, num_processes)
-        self._describe = describe  # row -> what it plays, for error messages
+        self.rows = split_evenly(len(env_ids), num_processes)
         self._place = {row: (p, row - rows[0]) for p, rows in enumerate(self.rows) for row in rows}
-        self._failures = [0] * num_processes  # since `forgive`
+        self._failures = [0] * num_processes  # since `reset_failure_count`
         self._processes: list[SimProcess] = []
-        self._make = [
-            {
-                "simulator": simulator,
-                "options": options,
-                "num_scenes": len(rows),
-                "layout": scene_arrays(spec, len(rows), chunk_size, sum(r < num_recorded for r in rows), critic_state),
-                "name": f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})",
-                "python": python,
-                "batched": spec.batched,
-            }
-            for p, rows in enumerate(self.rows)
-        ]
+
+        def make(p: int, rows: range) -> SimProcess:
+            recorded = sum(row < num_recorded for row in rows)
+            layout = scene_arrays(spec, len(rows), chunk_size, recorded, critic_state, demonstrations)
+            name = f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})"
+            return SimProcess(cfg, options, name=name, num_scenes=len(rows), layout=layout, batched=spec.batched)
+
+        self._make = make
 
     @property
     def running(self) -> bool:
@@ -68,8 +63,8 @@ class Fleet:
         if self._processes:
             return
         try:
-            for arguments in self._make:
-                self._processes.append(SimProcess(**arguments))
+            for p, rows in enumerate(self.rows):
+                self._processes.append(self._make(p, rows))
             start_all(self._processes)
         except BaseException:
             self.close()
@@ -81,18 +76,24 @@ class Fleet:
             process.close()
         self._processes = []
 
-    def forgive(self) -> None:
-        """Count failures from zero again (a new training step)."""
+    def reset_failure_count(self) -> None:
+        """Start a new budget of `max_restarts` failures per process; called once per training step."""
         self._failures = [0] * len(self._failures)
 
     def pids(self) -> list[int]:
-        """Process ids, for tests and the curious."""
+        """Process ids."""
         return [process.pid for process in self._processes]
 
     def array(self, row: int, name: str) -> np.ndarray:
         """A row of a shared array, without copying; it is overwritten by the next command."""
         p, scene = self._place[row]
         return self._processes[p].arrays[name][scene]
+
+    def arrays(self, row: int, prefix: str) -> dict[str, np.ndarray]:
+        """The row of every shared array whose name begins with `prefix`, without copying, by the rest of its name."""
+        p, scene = self._place[row]
+        shared = self._processes[p].arrays.items()
+        return {name.removeprefix(prefix): rows[scene] for name, rows in shared if name.startswith(prefix)}
 
     def gather(self, name: str, rows: Sequence[int]) -> np.ndarray:
         """A copy of some rows of a shared array, [len(rows), ...]."""
@@ -108,58 +109,62 @@ class Fleet:
         Returns the replies by row, and every row whose scene is gone: those that raised, and all rows of a process that
         died or hung (also rows the command did not name). Gone rows need a reset.
         """
-        scenes: dict[SimProcess, list[tuple[int, Mapping[str, Any]]]] = {}
+        scenes: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by process
         for row, arguments in work.items():
             p, scene = self._place[row]
-            scenes.setdefault(self._processes[p], []).append((scene, arguments))
-        number = {process: p for p, process in enumerate(self._processes)}
+            scenes.setdefault(p, []).append((scene, arguments))
+        answers = exchange(
+            {self._processes[p]: {"command": command, "scenes": part} for p, part in scenes.items()},
+            self.cfg.step_deadline_s,
+        )
         replies: dict[int, dict[str, Any]] = {}
         gone: set[int] = set()
-        for process, reply in command_scenes(command, scenes, self.deadline_s).items():
-            p = number[process]
-            if isinstance(reply, ScenesReply):
-                replies |= {self.rows[p][scene]: r for scene, r in reply.replies.items()}
-                failed = {self.rows[p][scene]: text for scene, text in reply.failed.items()}
-                for row, text in failed.items():
-                    self._count_failure(p, [row], text)
-                gone |= set(failed)
-            else:
-                self._restart(p, reply)
-                gone |= set(self.rows[p])
-        return dict(sorted(replies.items())), gone
+        for p, (process, rows) in enumerate(zip(self._processes, self.rows, strict=False)):  # no process: not started
+            answer = answers.get(process)
+            if isinstance(answer, SimulatorDiedError):
+                self._restart(p, answer)
+                gone |= set(rows)
+            elif answer is not None:
+                replies |= {rows[int(scene)]: reply for scene, reply in answer["replies"].items()}
+                for scene, text in answer["failed"].items():
+                    self._count_failure(p, [rows[int(scene)]], text)
+                    gone.add(rows[int(scene)])
+        return replies, gone
 
     def _restart(self, p: int, fault: SimulatorDiedError) -> None:
-        self._count_failure(p, self.rows[p], str(fault))
+        """Start a process that died again, and once more whenever that fails, up to `max_restarts` failures."""
         while True:
+            self._count_failure(p, self.rows[p], str(fault))
             try:
                 self._processes[p].start()
-                self._processes[p].wait_ready()
-                return
+                return self._processes[p].wait_ready()
             except SimulatorDiedError as again:
-                self._count_failure(p, self.rows[p], str(again))
+                fault = again
 
     def _count_failure(self, p: int, rows: Sequence[int], what: str) -> None:
+        """Warn of a failure that cost these rows their episodes; SimulatorError when there were too many."""
         self._failures[p] += 1
         self.num_restarts += 1
-        playing = [text for text in map(self._describe, rows) if text]
+        playing = [text for text in map(self._playing, rows) if text]
         names = "; ".join(playing[:4]) + (f" and {len(playing) - 4} more" if len(playing) > 4 else "")
         first, last = self.env_ids[self.rows[p][0]], self.env_ids[self.rows[p][-1]]
-        text = f"simulator {self.simulator!r} of envs {first}-{last} failed while playing {names or 'nothing'}: {what}"
-        if self._failures[p] > self.max_restarts:
-            raise SimulatorError(f"{text}\ngiven up after {self.max_restarts} restarts in one step (max_restarts)")
-        logger.warning("%s\nit starts again; the steps of these episodes are masked", text)
+        who, most = f"simulator {self.cfg.env_type!r} of envs {first}-{last}", self.cfg.max_restarts
+        text = f"{who} failed while playing {names or 'nothing'}: {what}"
+        if self._failures[p] > most:
+            raise SimulatorError(f"{text}\ngiven up after {most} restarts in one step (max_restarts)")
+        logger.warning("%s\nit starts again; what these episodes did so far does not count", text)
 
 
 def split_evenly(count: int, parts: int) -> list[range]:
-    """Ranges of neighbours whose sizes differ by at most one."""
+    """Split 0..count-1 into ranges whose sizes differ by at most one."""
     edges = [count * i // parts for i in range(parts + 1)]
     return [range(a, b) for a, b in pairwise(edges)]
 
 
 def scene_arrays(
-    spec: EnvSpec, scenes: int, chunk_size: int, recorded: int, critic_state: bool
+    spec: EnvSpec, scenes: int, chunk_size: int, recorded: int, critic_state: bool, demonstrations: bool
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """What a process shares with its parent: actions in, results and observations out."""
+    """What a process shares with its parent, name -> dtype, shape: actions in, results and observations out."""
     arrays: dict[str, tuple[str, tuple[int, ...]]] = {
         "actions": ("float32", (scenes, chunk_size, spec.action_dim)),
         "rewards": ("float32", (scenes, chunk_size)),
@@ -172,7 +177,11 @@ def scene_arrays(
     if spec.state_dim:
         arrays["states"] = ("float32", (scenes, spec.state_dim))
     if critic_state and spec.critic_state_dim:
-        arrays["critic_state"] = ("float32", (scenes, spec.critic_state_dim - 1))  # VecEnv adds the elapsed share
+        arrays["critic_state"] = ("float32", (scenes, spec.critic_state_dim))
     if recorded:
         arrays["frames"] = ("uint8", (recorded, chunk_size, *spec.image_size, 3))
+    if demonstrations:  # the same for each step, and what the expert wanted and did
+        seen = {name: arrays[name] for name in OBSERVED if name in arrays}
+        arrays |= {f"demo_{name}": (kind, (scenes, chunk_size, *shape[1:])) for name, (kind, shape) in seen.items()}
+        arrays |= {"demo_labels": arrays["actions"], "demo_actions": arrays["actions"]}
     return arrays

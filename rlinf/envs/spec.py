@@ -21,7 +21,7 @@ REQUIRED = ("Options", "spec", "Scene")  # what a simulator's module must offer
 
 @cache
 def own_simulators() -> dict[str, str]:
-    """The simulators of rlinf: env_type -> module. Every folder of rlinf/simulators is one."""
+    """Modules of rlinf's own simulators by env_type: every folder of rlinf/simulators is one."""
     folder = Path(rlinf.simulators.__path__[0])
     return {p.parent.name: f"rlinf.simulators.{p.parent.name}" for p in sorted(folder.glob("*/__init__.py"))}
 
@@ -32,7 +32,7 @@ def available_simulators() -> tuple[str, ...]:
 
 
 def find_simulator(env_type: str) -> ModuleType:
-    """The module that implements `env_type`; it imports the simulator itself only inside `Scene`."""
+    """Import the module that implements `env_type`; the simulator itself is imported only when a scene is made."""
     module = import_plugin(SIMULATOR, dotted_path(SIMULATOR, env_type, own_simulators()))
     lacking = [name for name in REQUIRED if name not in vars(module)]
     if lacking:
@@ -67,7 +67,7 @@ def env_spec(cfg: EnvConfig, where: str = "env.train") -> EnvSpec:
 
 
 def check_setup(cfg: EnvConfig, where: str) -> None:
-    """Refuse, before weights are loaded, what the simulator would refuse later and can tell from files alone."""
+    """Raise UserError where files of the simulator are missing; called before weights are loaded."""
     module = find_simulator(cfg.env_type)
     if "check_setup" in vars(module):
         try:

@@ -1,14 +1,14 @@
-"""VecEnv: a batch of environments over simulator processes. Written once for every simulator.
+"""VecEnv: a batch of environments over simulator processes, written once for every simulator.
 
 It owns chunks, auto-reset, groups, ignore_terminations, relative reward, episode records, video, and what happens to an
-episode when its simulator dies. Letters: B envs, C actions per chunk, A action dims, K critic-state dims.
+episode when its simulator dies. Letters: B envs, C actions per chunk, A action dims, K columns of the simulator's
+privileged state. A row is the position of an env in the batch.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from rlinf.simulators.contract import EnvSpec
 
 
 class VecEnv:
-    """`num_envs` environments, numbered from `first_env` over all workers and stages, or as `env_ids` says.
+    """The environments `env_ids`, numbered over all workers and stages; groups of them stay together.
 
     Train: `reset()` begins the next episode everywhere; an ended one waits for it, or restarts at the chunk end with
     auto_reset. Eval: each env plays its share of `trials` one after another, whatever auto_reset says, until `done`.
@@ -36,9 +36,7 @@ class VecEnv:
         cfg: EnvConfig,
         spec: EnvSpec,
         *,
-        num_envs: int,
-        first_env: int = 0,
-        env_ids: Sequence[int] | None = None,
+        env_ids: Sequence[int],
         mode: Literal["train", "eval"],
         chunk_size: int,
         seed: int,
@@ -48,37 +46,34 @@ class VecEnv:
     ) -> None:
         if mode == "eval" and trials is None:
             raise ValueError("mode='eval' needs trials: the held-out reset ids to play")
-        if mode == "train" and (first_env % cfg.group_size or num_envs % cfg.group_size):
-            raise UserError(f"num_envs={num_envs} from env {first_env} splits a group of group_size={cfg.group_size}")
-        env_ids = range(first_env, first_env + num_envs) if env_ids is None else env_ids
+        if mode == "train" and (env_ids[0] % cfg.group_size or len(env_ids) % cfg.group_size):
+            raise UserError(f"{len(env_ids)} envs from {env_ids[0]} on: splits a group of group_size={cfg.group_size}")
         if critic_state and not spec.critic_state_dim:
             raise UserError(f"suite {spec.suite!r} offers no privileged state for a critic")
         self.cfg, self.spec, self.mode, self.seed = cfg, spec, mode, seed
-        self.num_envs, self.chunk_size = num_envs, chunk_size
+        self.num_envs, self.chunk_size = len(env_ids), chunk_size
         self._critic_state, self._video = critic_state, video
-        self._num_recorded = min(num_envs, video.max_envs) if video else 0
+        self._num_recorded = min(self.num_envs, video.max_envs) if video else 0
         self._episodes = [Episode(env_id) for env_id in env_ids]
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
+        self._finished: list[EpisodeRecord] = []  # episodes that ended and were not handed out yet
         self._begun = False
-        self._parked: dict[str, Any] | None = None  # state while offloaded
+        self._offloaded: dict[str, Any] | None = None  # `state()`, while the processes are ended
         self._fleet = Fleet(
-            simulator=cfg.env_type,
+            cfg,
+            spec,
+            env_ids,
             options=env_options(cfg, f"env.{mode}"),
-            spec=spec,
-            env_ids=env_ids,
-            num_processes=min(num_envs, cfg.num_processes or os.cpu_count() or 1),
+            num_processes=min(self.num_envs, cfg.num_processes or os.cpu_count() or 1),
             chunk_size=chunk_size,
+            playing=lambda row: self._episodes[row].title(),
             num_recorded=self._num_recorded,
             critic_state=critic_state,
-            python=cfg.python,
-            deadline_s=cfg.step_deadline_s,
-            max_restarts=cfg.max_restarts,
-            describe=lambda row: self._episodes[row].describe(),
         )
 
     @property
     def num_restarts(self) -> int:
-        """Simulator failures since the start."""
+        """Failures of simulators since the start, each of which cost a restart."""
         return self._fleet.num_restarts
 
     @property
@@ -87,7 +82,7 @@ class VecEnv:
         return self.mode == "eval" and self._begun and all(e.waiting for e in self._episodes)
 
     def reset(self) -> EnvStep:
-        """Train: the next episode of every env. Eval: everybody's first trial."""
+        """Train: begin the next episode of every env. Eval: begin the first trial of every env."""
         self._start()
         self.begin_step()
         self.flush_video()
@@ -98,8 +93,11 @@ class VecEnv:
         self._begin_episodes(range(self.num_envs), whole_groups=self.mode == "train")
         if self._video is not None:
             rows = range(self._num_recorded)
-            self._video.write(list(self._fleet.gather("images", rows)), [self._caption(r, 0, 0.0, False) for r in rows])
-        return self._step(self._observation())
+            self._video.write(
+                list(self._fleet.gather("images", rows)),
+                [self._episodes[r].caption(self.spec, 0, 0.0, False) for r in rows],
+            )
+        return EnvStep.start(self._observation(), self.chunk_size)
 
     def chunk_step(self, actions: Tensor | None) -> EnvStep:
         """Execute actions f32 [B, C, A_env]; rows that wait are not simulated and come back with valid=False.
@@ -112,7 +110,6 @@ class VecEnv:
         B, C = self.num_envs, self.chunk_size
         rewards = np.zeros((B, C), np.float32)
         terminated, truncated, valid = (np.zeros((B, C), bool) for _ in range(3))
-        records: list[EpisodeRecord] = []
         ended: list[int] = []
         replies, lost = self._play(None if actions is None else actions.numpy())
         for row, reply in replies.items():
@@ -132,7 +129,7 @@ class VecEnv:
             if terminated[row, steps - 1] or truncated[row, steps - 1]:
                 episode.waiting = True
                 ended.append(row)
-                records.append(episode.record(self.spec.suite, self.seed))
+                self._finished.append(episode.record(self.spec.suite, self.seed))
         self._film({row: int(valid[row].sum()) for row in replies if row < self._num_recorded}, rewards)
         again = ended if self.cfg.auto_reset or self.mode == "eval" else []
         final_obs = self._observation(again) if again and self.mode == "train" else None
@@ -148,55 +145,58 @@ class VecEnv:
             lost=torch.tensor([row in lost for row in range(B)]),
             final_obs=final_obs,
             final_rows=torch.tensor(again) if final_obs is not None else None,
-            episodes=tuple(records),
         )
+
+    def drain_episodes(self) -> list[EpisodeRecord]:
+        """Records of the episodes that ended since the last call, in the order in which they ended."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def begin_step(self) -> None:
         """A new training step: failures so far no longer count against max_restarts (reset() does this too)."""
-        self._fleet.forgive()
+        self._fleet.reset_failure_count()
 
     def state(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, as JSON."""
-        if self._parked is not None:
-            return self._parked
-        rows = [row for row, e in enumerate(self._episodes) if e.on_stage]
-        replies, gone = self._fleet.command("get_state", {row: {} for row in rows}) if rows else ({}, set())
+        if self._offloaded is not None:
+            return self._offloaded
+        rows = [row for row, e in enumerate(self._episodes) if e.loaded]
+        replies, gone = self._fleet.command("get_state", {row: {} for row in rows})
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was saved")
         return {
             "begun": self._begun,
-            "episodes": [asdict(e) for e in self._episodes],
+            "episodes": [e.to_json() for e in self._episodes],
             "scenes": {str(row): reply["state"] for row, reply in replies.items()},
         }
 
     def load_state(self, saved: Mapping[str, Any]) -> EnvStep:
         """Continue from `state()`; returns the observation the envs stand at."""
-        if len(saved["episodes"]) != self.num_envs:
-            there = len(saved["episodes"])
+        if (there := len(saved["episodes"])) != self.num_envs:
             raise UserError(
                 f"the checkpoint was made with {there} envs per env rank and stage, not {self.num_envs}; "
                 "keep env.train.total_num_envs and rollout.pipeline_stage_num, or start from runner.ckpt_path"
             )
-        self._parked = None
+        self._offloaded = None
         self._start()
         self._begun = saved["begun"]
-        self._episodes = [Episode(**e) for e in saved["episodes"]]
+        self._episodes = [Episode.from_json(e) for e in saved["episodes"]]
         work = {int(row): {"state": state} for row, state in saved["scenes"].items()}
         _, gone = self._fleet.command("set_state", work)
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was restored")
-        return self._step(self._observation())
+        return EnvStep.start(self._observation(), self.chunk_size)
 
     def offload(self) -> None:
         """Remember where the envs stand and end the simulator processes."""
         if self._fleet.running:
-            self._parked = self.state()
+            self._offloaded = self.state()
             self._stop()
 
     def onload(self) -> None:
         """Start the simulators again and continue; nothing to do when they run."""
-        if self._parked is not None:
-            self.load_state(self._parked)
+        if self._offloaded is not None:
+            self.load_state(self._offloaded)
 
     def flush_video(self) -> None:
         """Finish the running video file; the next frame begins another."""
@@ -206,17 +206,19 @@ class VecEnv:
     def close(self) -> None:
         """End the simulator processes and the video."""
         self.flush_video()
-        self._parked = None
+        self._offloaded = None
         self._stop()
 
     def _start(self) -> None:
+        """Have the simulators running, with the episodes they held when they were offloaded."""
         self.onload()
         self._fleet.start()
 
     def _stop(self) -> None:
+        """End the simulator processes."""
         self._fleet.close()
         for episode in self._episodes:
-            episode.on_stage = False
+            episode.loaded = False
 
     def _play(self, actions: np.ndarray | None) -> tuple[dict[int, dict[str, Any]], set[int]]:
         """Send the chunk to the running rows; returns their replies, and the rows whose episode was lost."""
@@ -264,63 +266,49 @@ class VecEnv:
     def _lose(self, gone: set[int]) -> set[int]:
         """Note which scenes hold no episode any more; returns those that were playing one."""
         for row in gone:
-            self._episodes[row].on_stage = False
+            self._episodes[row].loaded = False
         return {row for row in gone if not self._episodes[row].waiting}
 
     def _align_groups(self, rows: set[int]) -> set[int]:
-        """All members of the rows' groups, counting their episodes alike again."""
+        """All members of the rows' groups, after their episode numbers were made equal again."""
         size = self.cfg.group_size
-        members = {m for row in rows for m in range(row - row % size, row - row % size + size)}
-        for first in {m - m % size for m in members}:
-            group = self._episodes[first : first + size]
-            latest = max(e.number for e in group)
-            for episode in group:
-                episode.number = latest
-        return members
+        groups = [range(first, first + size) for first in {row - row % size for row in rows}]
+        for group in groups:
+            latest = max(self._episodes[row].number for row in group)
+            for row in group:
+                self._episodes[row].number = latest
+        return {row for group in groups for row in group}
 
     def _check_actions(self, actions: Tensor) -> None:
+        """Refuse actions of a wrong shape, and those that a simulator could not execute."""
         expected = (self.num_envs, self.chunk_size, self.spec.action_dim)
         if tuple(actions.shape) != expected:
             raise ValueError(f"actions have shape {tuple(actions.shape)}, expected [B, C, A] = {expected}")
         if not self._begun:
             raise ValueError("chunk_step before reset: call reset() or load_state() first")
-        for row, step, dim in (~torch.isfinite(actions)).nonzero().tolist():
-            episode = self._episodes[row]
-            if not episode.waiting:
-                raise UserError(
-                    f"action of env {episode.env_id} is not finite: {actions[row, step, dim].item()} in column {dim} "
-                    f"({self.spec.action_names[dim]}) at step {episode.elapsed + step} of reset id {episode.reset_id}"
-                )
+        bad = ~torch.isfinite(actions)
         if self.spec.gripper == "sign":
-            for row, step in (actions[..., -1] == 0).nonzero().tolist():
-                episode = self._episodes[row]
-                if not episode.waiting:
-                    raise UserError(
-                        f"gripper action of env {episode.env_id} is 0 at step {episode.elapsed + step} of reset id "
-                        f"{episode.reset_id}: it must be above 0 (open) or below (closed)"
-                    )
-
-    def _step(self, obs: Observation) -> EnvStep:
-        """An EnvStep that carries an observation and nothing else."""
-        shape = (self.num_envs, self.chunk_size)
-        return EnvStep(
-            obs=obs,
-            rewards=torch.zeros(shape),
-            terminated=torch.zeros(shape, dtype=torch.bool),
-            truncated=torch.zeros(shape, dtype=torch.bool),
-            valid=torch.ones(shape, dtype=torch.bool),
-            lost=torch.zeros(self.num_envs, dtype=torch.bool),
-        )
+            bad[..., -1] |= actions[..., -1] == 0
+        for row, step, dim in bad.nonzero().tolist():
+            episode, value = self._episodes[row], actions[row, step, dim].item()
+            if episode.waiting:
+                continue
+            where = f"at step {episode.elapsed + step} of reset id {episode.reset_id}"
+            if value == 0:
+                what = f"gripper action of env {episode.env_id} is 0 {where}"
+                raise UserError(f"{what}: it must be above 0 (open) or below (closed)")
+            column = f"column {dim} ({self.spec.action_names[dim]})"
+            raise UserError(f"action of env {episode.env_id} is not finite: {value} in {column} {where}")
 
     def _observation(self, rows: Sequence[int] | None = None) -> Observation:
-        """A copy of what the simulators last showed, for all rows or some."""
+        """A copy of what the simulators showed last, of all rows or of some."""
         rows = range(self.num_envs) if rows is None else rows
 
         def read(name: str) -> Tensor:
             return torch.from_numpy(self._fleet.gather(name, rows))
 
         critic_state = None
-        if self._critic_state:  # f32 [B, K]: what the simulator shows, and the share of the episode that has passed
+        if self._critic_state:  # f32 [B, K + 1]: the simulator's columns, then the share of the episode passed
             elapsed = [[self._episodes[row].elapsed / self.cfg.max_episode_steps] for row in rows]
             critic_state = torch.cat([read("critic_state"), torch.tensor(elapsed)], dim=1)
         return Observation(
@@ -342,11 +330,6 @@ class VecEnv:
                 if t < played:
                     solved = bool(self._fleet.array(row, "success")[: t + 1].any())
                     frames[row] = self._fleet.array(row, "frames")[t]
-                    captions[row] = self._caption(row, played - 1 - t, float(rewards[row, t]), solved)
+                    reward, ago = float(rewards[row, t]), played - 1 - t
+                    captions[row] = self._episodes[row].caption(self.spec, ago, reward, solved)
             self._video.write(frames, captions)
-
-    def _caption(self, row: int, steps_ago: int, reward: float, solved: bool) -> list[str]:
-        """Two lines for the video; of a chain, the instruction that is being followed."""
-        episode = self._episodes[row]
-        title = episode.task if episode.task in self.spec.tasks else episode.description
-        return episode.caption(title, steps_ago, reward, solved)

@@ -1,7 +1,7 @@
-"""The program a simulator process runs: `python child_program.py`, driven over its stdin and stdout.
+"""The program a simulator process runs: `python child_program.py FD`, driven over the connection FD of its parent.
 
-Control messages are length-prefixed JSON; arrays lie in a mapped file whose descriptor the parent passes down. Needs
-numpy and the simulator only: the interpreter may be one in which rlinf and torch are not installed.
+Messages are JSON; arrays lie in a mapped file whose descriptor the parent passes down too. Needs numpy and the
+simulator only: the interpreter may be one in which rlinf and torch are not installed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import importlib.util
 import json
 import mmap
 import os
-import struct
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,258 +25,15 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent  # rlinf
-HEADER = struct.Struct("<I")
 SIGN_OF_LIFE_S = 0.1  # between messages of a command that takes long; each one wakes the parent
-
-
-class Channel:
-    """Messages to and from the parent. Python's own stdin and stdout are moved away: simulators print."""
-
-    def __init__(self) -> None:
-        self._in = os.fdopen(os.dup(0), "rb")
-        self._out = os.fdopen(os.dup(1), "wb")
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-
-    def read(self) -> dict[str, Any]:
-        """The next message; the process ends when the parent closed the pipe."""
-        header = self._in.read(HEADER.size)
-        if len(header) < HEADER.size:
-            os._exit(0)
-        return json.loads(self._in.read(HEADER.unpack(header)[0]))
-
-    def write(self, message: dict[str, Any]) -> None:
-        """Send one message."""
-        body = json.dumps(message).encode()
-        self._out.write(HEADER.pack(len(body)) + body)
-        self._out.flush()
-
-
-class Worker:
-    """Several scenes and the commands on them."""
-
-    def __init__(self, message: dict[str, Any], channel: Channel) -> None:
-        self.channel = channel
-        self.module = load_simulator(message["module"], message["folder"])
-        self.options = self.module.Options(**message["options"])
-        self.arrays = map_arrays(message["fd"], message["size"], message["arrays"])
-        self.scenes: list[Any] = [self.module.Scene(self.options) for _ in range(message["num_scenes"])]
-        self.experts: dict[int, Any] = {}  # of the running episodes, for scenes an expert plays
-        self.demo: dict[str, Any] = {}
-        self.drawn: dict[int, Any] = {}  # images of this command that are still to be fetched, by scene
-
-    def reset(self, scene: int, reset_id: int) -> dict[str, Any]:
-        """Start the episode `reset_id` and observe it."""
-        self.scenes[scene].reset(reset_id)
-        self.experts.pop(scene, None)
-        return self._observe(scene)
-
-    def chunk(self, scene: int, steps: int, stop: bool, record: bool) -> dict[str, Any]:
-        """Execute the first `steps` actions of the scene's row; recorded scenes are the first of the process."""
-        actions = np.array(self.arrays["actions"][scene, :steps])
-        result = self.scenes[scene].step_chunk(actions, stop_on_success=stop, record=record)
-        return self._report(scene, result)
-
-    def expert_chunk(self, scene: int, steps: int, stop: bool, record: bool) -> dict[str, Any]:
-        """The same with the actions of the scripted expert, who looks at the scene before each one."""
-        sim = self.scenes[scene]
-        if scene not in self.experts:
-            self.experts[scene] = self.module.Expert(self.options)
-        expert = self.experts[scene]
-        whole: Any = None
-        for i in range(steps):
-            action = np.clip(expert.act(sim), -1, 1).astype(np.float32)
-            one = sim.step_chunk(action[None], stop_on_success=stop, record=record)
-            if whole is None:
-                whole = type(one).zeros(steps)
-            whole.rewards[i], whole.success[i], whole.done[i] = one.rewards[0], one.success[0], one.done[0]
-            whole.steps, whole.info = i + 1, one.info
-            whole.frames += one.frames
-            if stop and (one.success[0] or one.done[0]):
-                break
-        return self._report(scene, whole)
-
-    def _report(self, scene: int, result: Any) -> dict[str, Any]:
-        """Share what a chunk did, and the observation after it."""
-        return share_result(self.arrays, scene, result) | self._observe(scene)
-
-    def get_state(self, scene: int) -> dict[str, Any]:
-        """The scene's running episode."""
-        return {"state": base64.b64encode(self.scenes[scene].get_state()).decode()}
-
-    def set_state(self, scene: int, state: str) -> dict[str, Any]:
-        """Continue a saved episode."""
-        self.scenes[scene].set_state(base64.b64decode(state))
-        return self._observe(scene)
-
-    def demo_start(self, scene: int, reset_id: int, noise_std: float, noise_seed: int) -> dict[str, Any]:
-        """Begin a demonstration: the expert acts, its action plus Gaussian noise is executed."""
-        reply = self.reset(scene, reset_id)
-        expert = self.module.Expert(self.options)
-        self.demo = {"expert": expert, "std": noise_std, "rng": np.random.default_rng(noise_seed)}
-        return reply
-
-    def demo_steps(self, scene: int, steps: int) -> dict[str, Any]:
-        """Up to `steps` expert steps, fewer at success; a row is what was seen, the clean label, what was executed."""
-        arrays, demo, sim = self.arrays, self.demo, self.scenes[scene]
-        for i in range(steps):
-            seen = sim.observe()
-            label = np.clip(demo["expert"].act(sim), -1, 1).astype(np.float32)
-            noise = demo["rng"].standard_normal(label.shape).astype(np.float32)
-            executed = np.clip(label + np.float32(demo["std"]) * noise, -1, 1)
-            arrays["demo_images"][i], arrays["demo_states"][i] = seen["images"], seen["states"]
-            if seen["wrist_images"] is not None:
-                arrays["demo_wrist_images"][i] = seen["wrist_images"]
-            if "demo_critic_states" in arrays:
-                arrays["demo_critic_states"][i] = seen["critic_state"]
-            arrays["demo_labels"][i], arrays["demo_actions"][i] = label, executed
-            result = sim.step_chunk(executed[None], stop_on_success=True, record=False)
-            if result.success.any():
-                return {"steps": i + 1, "success": True}
-        return {"steps": steps, "success": False}
-
-    def _observe(self, scene: int) -> dict[str, Any]:
-        """Share the observation; an image that is only drawn follows with `_fetch`."""
-        sim = self.scenes[scene]
-        seen = getattr(sim, "observe_soon", sim.observe)()
-        if callable(seen["images"]):
-            self.drawn[scene] = seen["images"]
-            seen["images"] = None
-        return {"task": sim.task(), **share_observation(self.arrays, scene, seen)}
-
-    def _fetch(self) -> None:
-        """Share the images that were drawn: a GPU hands them over together."""
-        for scene, image in self.drawn.items():
-            self.arrays["images"][scene] = image()
-        self.drawn.clear()
-
-    def run(self, message: dict[str, Any]) -> dict[str, Any]:
-        """One command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
-        command = getattr(self, message["command"])
-        replies: dict[str, Any] = {}
-        failed: dict[str, str] = {}
-        heard = time.monotonic()
-        for scene, arguments in message["scenes"]:
-            try:
-                replies[str(scene)] = command(scene, **arguments)
-            except Exception as error:
-                failed[str(scene)] = describe(error)
-                self.drawn.pop(scene, None)
-                self.scenes[scene].close()
-                self.scenes[scene] = self.module.Scene(self.options)
-            if time.monotonic() - heard > SIGN_OF_LIFE_S:
-                self.channel.write({"progress": scene})
-                heard = time.monotonic()
-        self._fetch()
-        return {"replies": replies, "failed": failed}
-
-    def close(self) -> None:
-        """Free what the scenes hold."""
-        for scene in self.scenes:
-            scene.close()
-
-
-class BatchWorker:
-    """The same commands for a simulator that steps all its scenes together; an exception ends the process."""
-
-    def __init__(self, batch: Any, arrays: dict[str, np.ndarray]) -> None:
-        self.batch, self.arrays = batch, arrays
-
-    def run(self, message: dict[str, Any]) -> dict[str, Any]:
-        """One command on several scenes; those whose numbers are not finite fail, the others go on."""
-        rows = [scene for scene, _ in message["scenes"]]
-        return getattr(self, message["command"])(rows, [arguments for _, arguments in message["scenes"]])
-
-    def reset(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
-        """Start episodes and observe them."""
-        self.batch.reset(rows, [a["reset_id"] for a in arguments])
-        return self._reply(rows, [None] * len(rows))
-
-    def chunk(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
-        """Execute the first `steps` actions of the scenes' rows; rows stop at success alike."""
-        results = self.batch.step_chunk(
-            rows,
-            self.arrays["actions"][rows],
-            [a["steps"] for a in arguments],
-            stop_on_success=arguments[0]["stop"],
-            record=[a["record"] for a in arguments],
-        )
-        return self._reply(rows, results)
-
-    def get_state(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
-        """The running episodes."""
-        states = [{"state": base64.b64encode(state).decode()} for state in self.batch.get_state(rows)]
-        return {"replies": {str(row): state for row, state in zip(rows, states, strict=True)}, "failed": {}}
-
-    def set_state(self, rows: list[int], arguments: list[dict[str, Any]]) -> dict[str, Any]:
-        """Continue saved episodes."""
-        self.batch.set_state(rows, [base64.b64decode(a["state"]) for a in arguments])
-        return self._reply(rows, [None] * len(rows))
-
-    def _reply(self, rows: list[int], results: list[Any]) -> dict[str, Any]:
-        """Share results, where there are some, and observations."""
-        replies, failed = {}, {}
-        for row, result, seen in zip(rows, results, self.batch.observe(rows), strict=True):
-            try:
-                reply = {} if result is None else share_result(self.arrays, row, result)
-                reply |= share_observation(self.arrays, row, seen)
-                replies[str(row)] = {"task": self.batch.task(row), **reply}
-            except FloatingPointError as error:
-                failed[str(row)] = describe(error)
-        return {"replies": replies, "failed": failed}
-
-    def close(self) -> None:
-        """Free what the simulator holds."""
-        self.batch.close()
-
-
-def make_worker(message: dict[str, Any], channel: Channel) -> Worker | BatchWorker:
-    """What the parent's first message asks for."""
-    if not message["batched"]:
-        return Worker(message, channel)
-    module = load_simulator(message["module"], message["folder"])
-    batch = module.Batch(module.Options(**message["options"]), message["num_scenes"])
-    return BatchWorker(batch, map_arrays(message["fd"], message["size"], message["arrays"]))
-
-
-def share_result(arrays: dict[str, np.ndarray], scene: int, result: Any) -> dict[str, Any]:
-    """Write what a chunk did to the scene's rows; returns the rest of the reply."""
-    for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
-        arrays[name][scene, : len(values)] = values
-    if not np.isfinite(result.rewards).all():
-        raise FloatingPointError(f"reward is not finite: {result.rewards}")
-    for i, frame in enumerate(result.frames):
-        arrays["frames"][scene, i] = frame
-    return {"steps": result.steps, "info": result.info}
-
-
-def share_observation(arrays: dict[str, np.ndarray], scene: int, seen: dict[str, Any]) -> dict[str, Any]:
-    """Write an observation to the scene's rows; returns the rest of the reply."""
-    for name in ("images", "wrist_images", "states", "critic_state"):
-        if name in arrays and seen[name] is not None:
-            arrays[name][scene] = seen[name]
-    if seen["states"] is not None and not np.isfinite(seen["states"]).all():
-        raise FloatingPointError(f"observation states are not finite: {seen['states']}")
-    return {"description": seen["task_description"]}
-
-
-def describe(error: Exception) -> str:
-    """What went wrong, first in a line, then where."""
-    frames = "".join(traceback.format_tb(error.__traceback__, limit=-4)).rstrip()
-    return f"{type(error).__name__}: {error}\n{frames}"
-
-
-def load_simulator(module: str, folder: str | None) -> Any:
-    """Import a simulator's module by its dotted name; one outside of rlinf may lie in `folder`."""
-    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != HERE]  # its folders are named like the packages
-    if folder is not None:
-        sys.path.append(folder)
-    load_own_package()
-    return importlib.import_module(module)
+OBSERVED = ("images", "wrist_images", "states", "critic_state")  # arrays that hold observations, one row per scene
+Arrays = Mapping[str, np.ndarray]
+Reply = dict[str, Any]
 
 
 def load_own_package() -> None:
     """Make `import rlinf` find the rlinf of this file, whatever is installed; the packages beside it stay unseen."""
+    sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != HERE]  # its folders are named like the packages
     spec = importlib.util.spec_from_file_location(
         PACKAGE.name, PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
     )
@@ -286,10 +44,205 @@ def load_own_package() -> None:
     spec.loader.exec_module(package)
 
 
-def map_arrays(fd: int, size: int, layout: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Views into the mapped file: name -> (dtype, shape, offset)."""
+if __name__ == "__main__":
+    load_own_package()
+
+from rlinf.simulators import contract  # noqa: E402
+
+
+class Worker:
+    """Executes the parent's commands on scenes that are stepped one by one."""
+
+    def __init__(self, module: Any, options: Any, num_scenes: int, arrays: Arrays, parent: Connection) -> None:
+        self.module, self.options, self.arrays, self.parent = module, options, arrays, parent
+        self.scenes: list[contract.Simulator] = [module.Scene(options) for _ in range(num_scenes)]
+        self.experts: dict[int, tuple[contract.Expert, np.random.Generator]] = {}  # by scene, with its noise
+        self.drawn: dict[int, Callable[[], np.ndarray]] = {}  # images of this command that are still to be fetched
+
+    def run(self, message: dict[str, Any]) -> Reply:
+        """Execute one command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
+        command = getattr(self, message["command"])
+        replies: dict[str, Reply] = {}
+        failed: dict[str, str] = {}
+        heard = time.monotonic()
+        for scene, arguments in message["scenes"]:
+            try:
+                replies[str(scene)] = command(scene, **arguments)
+            except Exception as error:
+                failed[str(scene)] = error_text(error)
+                self.drawn.pop(scene, None)
+                self.scenes[scene].close()
+                self.scenes[scene] = self.module.Scene(self.options)
+            if time.monotonic() - heard > SIGN_OF_LIFE_S:
+                send(self.parent, {"progress": scene})
+                heard = time.monotonic()
+        for scene, fetch in self.drawn.items():  # a GPU hands them over together
+            self.arrays["images"][scene] = fetch()
+        self.drawn.clear()
+        return {"replies": replies, "failed": failed}
+
+    def reset(self, scene: int, reset_id: int) -> Reply:
+        """Start the episode `reset_id` and observe it."""
+        self.scenes[scene].reset(reset_id)
+        self.experts.pop(scene, None)
+        return self._observe(scene)
+
+    def chunk(self, scene: int, steps: int, stop: bool, record: bool) -> Reply:
+        """Execute the first `steps` actions of the scene's row; recorded scenes are the first of the process."""
+        actions = np.array(self.arrays["actions"][scene, :steps])
+        result = self.scenes[scene].step_chunk(actions, stop_on_success=stop, record=record)
+        return share_result(self.arrays, scene, result) | self._observe(scene)
+
+    def expert_chunk(
+        self, scene: int, steps: int, stop: bool, record: bool, noise_std: float = 0.0, noise_seed: int = 0
+    ) -> Reply:
+        """The same with the actions of the scripted expert, who looks at the scene before each one.
+
+        Where the parent shares arrays for demonstrations, each step leaves there what was seen, what the expert wanted
+        and what was executed, which is that plus Gaussian noise.
+        """
+        sim, arrays, whole = self.scenes[scene], self.arrays, contract.ChunkResult.zeros(steps)
+        if scene not in self.experts:
+            self.experts[scene] = self.module.Expert(self.options), np.random.default_rng(noise_seed)
+        expert, rng = self.experts[scene]
+        for i in range(steps):
+            seen = sim.observe() if "demo_images" in arrays else None
+            action = np.clip(expert.act(sim), -1, 1).astype(np.float32)
+            if seen is not None:
+                share_observation(arrays, (scene, i), {**seen, "images": fetched(seen)}, "demo_")
+                noise = rng.standard_normal(action.shape).astype(np.float32)
+                arrays["demo_labels"][scene, i] = action
+                action = np.clip(action + np.float32(noise_std) * noise, -1, 1)
+                arrays["demo_actions"][scene, i] = action
+            one = sim.step_chunk(action[None], stop_on_success=stop, record=record)
+            whole.rewards[i], whole.success[i], whole.done[i] = one.rewards[0], one.success[0], one.done[0]
+            whole.steps, whole.info = i + 1, one.info
+            whole.frames += one.frames
+            if stop and (one.success[0] or one.done[0]):
+                break
+        return share_result(arrays, scene, whole) | self._observe(scene)
+
+    def get_state(self, scene: int) -> Reply:
+        """The scene's running episode."""
+        return {"state": base64.b64encode(self.scenes[scene].get_state()).decode()}
+
+    def set_state(self, scene: int, state: str) -> Reply:
+        """Continue a saved episode."""
+        self.scenes[scene].set_state(base64.b64decode(state))
+        return self._observe(scene)
+
+    def close(self) -> None:
+        """Free what the scenes hold."""
+        for scene in self.scenes:
+            scene.close()
+
+    def _observe(self, scene: int) -> Reply:
+        """Share the observation; an image that is only drawn so far is fetched when all scenes are through."""
+        seen = self.scenes[scene].observe()
+        images: Any = seen["images"]
+        if callable(images):
+            self.drawn[scene], images = images, None
+        shared = share_observation(self.arrays, scene, {**seen, "images": images})
+        return {"task": self.scenes[scene].task(), **shared}
+
+
+class BatchWorker:
+    """Executes the same commands on a simulator that steps all its scenes together; an exception ends the process."""
+
+    def __init__(self, batch: contract.BatchSimulator, arrays: Arrays) -> None:
+        self.batch, self.arrays = batch, arrays
+
+    def run(self, message: dict[str, Any]) -> Reply:
+        """Execute one command on several scenes; those whose numbers are not finite fail, the others go on."""
+        rows, arguments = zip(*message["scenes"], strict=True)
+        return getattr(self, message["command"])(rows, arguments)
+
+    def reset(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
+        """Start episodes and observe them."""
+        self.batch.reset(rows, [a["reset_id"] for a in arguments])
+        return self._reply(rows)
+
+    def chunk(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
+        """Execute the first `steps` actions of the scenes' rows; all rows or none stop at success."""
+        steps, record = [a["steps"] for a in arguments], [a["record"] for a in arguments]
+        actions, stop = self.arrays["actions"][list(rows)], arguments[0]["stop"]
+        return self._reply(rows, self.batch.step_chunk(rows, actions, steps, stop_on_success=stop, record=record))
+
+    def get_state(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
+        """The running episodes."""
+        states = [{"state": base64.b64encode(state).decode()} for state in self.batch.get_state(rows)]
+        return {"replies": dict(zip(map(str, rows), states, strict=True)), "failed": {}}
+
+    def set_state(self, rows: contract.Rows, arguments: Sequence[dict[str, Any]]) -> Reply:
+        """Continue saved episodes."""
+        self.batch.set_state(rows, [base64.b64decode(a["state"]) for a in arguments])
+        return self._reply(rows)
+
+    def close(self) -> None:
+        """Free what the simulator holds."""
+        self.batch.close()
+
+    def _reply(self, rows: contract.Rows, results: Sequence[contract.ChunkResult] = ()) -> Reply:
+        """Share results, where there are some, and observations."""
+        replies, failed = {}, {}
+        for r, (row, seen) in enumerate(zip(rows, self.batch.observe(rows), strict=True)):
+            try:
+                reply = share_result(self.arrays, row, results[r]) if results else {}
+                reply |= share_observation(self.arrays, row, {**seen, "images": fetched(seen)})
+                replies[str(row)] = {"task": self.batch.task(row), **reply}
+            except FloatingPointError as error:
+                failed[str(row)] = error_text(error)
+        return {"replies": replies, "failed": failed}
+
+
+def make_worker(message: dict[str, Any], parent: Connection) -> Worker | BatchWorker:
+    """Make the scenes that the parent's first message asks for; it names the folder of a simulator outside of rlinf."""
+    if message["folder"] is not None:
+        sys.path.append(message["folder"])
+    module: Any = importlib.import_module(message["module"])
+    options, num_scenes = module.Options(**message["options"]), message["num_scenes"]
+    arrays = map_arrays(message["fd"], message["size"], message["arrays"])
+    if message["batched"]:
+        return BatchWorker(module.Batch(options, num_scenes), arrays)
+    return Worker(module, options, num_scenes, arrays, parent)
+
+
+def share_result(arrays: Arrays, scene: int, result: contract.ChunkResult) -> Reply:
+    """Write what a chunk did to the scene's rows; returns the rest of the reply."""
+    for name, values in (("rewards", result.rewards), ("success", result.success), ("done", result.done)):
+        arrays[name][scene, : len(values)] = values
+    if not np.isfinite(result.rewards).all():
+        raise FloatingPointError(f"reward is not finite: {result.rewards}")
+    for i, frame in enumerate(result.frames):
+        arrays["frames"][scene, i] = frame
+    return {"steps": result.steps, "info": result.info}
+
+
+def share_observation(arrays: Arrays, where: Any, seen: Mapping[str, Any], prefix: str = "") -> Reply:
+    """Write an observation to row `where` of the arrays that the parent has for it; returns the rest of the reply."""
+    for name in OBSERVED:
+        if prefix + name in arrays and seen[name] is not None:
+            arrays[prefix + name][where] = seen[name]
+    if seen["states"] is not None and not np.isfinite(seen["states"]).all():
+        raise FloatingPointError(f"observation states are not finite: {seen['states']}")
+    return {"description": seen["task_description"]}
+
+
+def fetched(seen: contract.SceneObservation) -> np.ndarray:
+    """The images of an observation, fetched where it holds a function."""
+    images = seen["images"]
+    return images() if callable(images) else images
+
+
+def error_text(error: Exception) -> str:
+    """The error in one line, and below it where it was raised."""
+    frames = "".join(traceback.format_tb(error.__traceback__, limit=-4)).rstrip()
+    return f"{type(error).__name__}: {error}\n{frames}"
+
+
+def map_arrays(fd: int, size: int, layout: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays that lie in a mapped file: name -> (dtype, shape, offset)."""
     memory = mmap.mmap(fd, size)
-    os.close(fd)
     return {
         name: np.frombuffer(memory, dtype, int(np.prod(shape)), offset).reshape(shape)
         for name, (dtype, shape, offset) in layout.items()
@@ -303,29 +256,41 @@ def watch_parent(parent: int) -> None:
     os._exit(0)
 
 
-def main() -> None:
-    """Answer commands until the parent goes away."""
-    channel = Channel()
-    first = channel.read()
+def send(parent: Connection, message: Mapping[str, Any]) -> None:
+    """Send one message."""
+    parent.send_bytes(json.dumps(message).encode())
+
+
+def start(parent: Connection) -> Worker | BatchWorker | None:
+    """Make the worker and tell the parent that it is ready, or what is missing; None where there is none."""
+    first = json.loads(parent.recv_bytes())
     threading.Thread(target=watch_parent, args=(first["parent"],), daemon=True).start()
     try:
-        worker = make_worker(first, channel)
+        worker = make_worker(first, parent)
     except ModuleNotFoundError as error:
-        channel.write({"missing_module": error.name or str(error)})
-        return
+        send(parent, {"missing_module": error.name or str(error)})
+    except contract.SetupError as error:
+        send(parent, {"absent" if isinstance(error, contract.AbsentError) else "setup": str(error)})
     except Exception as error:
-        kind = {"SetupError": "setup", "AbsentError": "absent"}.get(type(error).__name__, "error")
-        channel.write({kind: describe(error) if kind == "error" else str(error)})
-        return
-    channel.write({"ready": os.getpid()})
-    while True:
-        message = channel.read()
-        if message["command"] == "close":
+        send(parent, {"error": error_text(error)})
+    else:
+        send(parent, {"ready": os.getpid()})
+        return worker
+    return None
+
+
+def main() -> None:
+    """Answer commands until the parent closes the connection."""
+    parent = Connection(int(sys.argv[1]))
+    worker = start(parent)
+    while worker is not None:
+        try:
+            message = json.loads(parent.recv_bytes())
+        except (EOFError, ConnectionResetError):
             worker.close()
-            channel.write({"closed": True})
             sys.stderr.flush()
             os._exit(0)  # GL libraries print tracebacks from their destructors
-        channel.write(worker.run(message))
+        send(parent, worker.run(message))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,29 @@
-"""What a simulator file implements. Runs in the simulator's own process: numpy and the standard library only.
+"""What a simulator offers. Runs in the simulator's own process too: numpy and the standard library only, Python 3.10.
 
-A simulator `foo` is one file `envs/sim/foo.py` (or a package), found by `env_type: foo`, with
+A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, or anywhere by its dotted path. Its
+`__init__.py` offers
 - `Options`, a frozen dataclass: every key that `env.{train,eval}.init_params` may hold, plus `task_suite_name`;
 - `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
 - `Scene(options)`, a `Simulator`;
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
-- `Expert(options)` where scripted demonstrations exist;
-- `check_setup(options)` where files can be missing: raises SetupError before anything heavy starts.
-Imports of the simulator itself belong inside `Scene` and `Batch`, never at the top of the file.
+- `Expert(options)`, an `Expert`, where scripted demonstrations exist;
+- `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts.
+Rlinf's own are divided alike: suite.py (Options, spec), tasks.py (what is to be done, and when it is), scene.py,
+expert.py, and assets.py where files are read. The simulator itself is imported inside `Scene` and `Batch` only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 import numpy as np
 
 Array = np.ndarray
+Rows = Sequence[int]  # numbers of scenes within their process
 
 
 class SetupError(RuntimeError):
@@ -33,9 +37,21 @@ class AbsentError(SetupError):
 TASK_STRIDE = 1_000_000  # reset id = task number * TASK_STRIDE + layout seed
 
 
+class ComputedIds(Sequence[int], ABC):
+    """Many reset ids, computed when they are asked for instead of being written out."""
+
+    @abstractmethod
+    def at(self, position: int) -> int:
+        """The id at a position from 0 on."""
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def,override]
+        positions = range(len(self))[index]
+        return [self.at(i) for i in positions] if isinstance(positions, range) else self.at(positions)
+
+
 @dataclass(frozen=True)
-class IdGrid(Sequence[int]):
-    """The reset ids of some tasks x a range of layout seeds, without writing them out.
+class IdGrid(ComputedIds):
+    """The reset ids of some tasks x a range of layout seeds.
 
     Order: task by task, or `interleaved` (every task once, then the next layout) so that any run of ids mixes tasks.
     """
@@ -47,13 +63,12 @@ class IdGrid(Sequence[int]):
     def __len__(self) -> int:
         return len(self.tasks) * len(self.layouts)
 
-    def __getitem__(self, index):  # type: ignore[override]
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"reset id number {index} of {len(self)}")
-        index %= len(self)
-        layout, task = divmod(index, len(self.tasks)) if self.interleaved else divmod(index, len(self.layouts))[::-1]
+    def at(self, position: int) -> int:
+        """The id at a position from 0 on."""
+        if self.interleaved:
+            layout, task = divmod(position, len(self.tasks))
+        else:
+            task, layout = divmod(position, len(self.layouts))
         return self.tasks[task] * TASK_STRIDE + self.layouts[layout]
 
     def __contains__(self, reset_id: object) -> bool:
@@ -65,6 +80,19 @@ class IdGrid(Sequence[int]):
     def of_task(self, position: int) -> IdGrid:
         """The ids of the task at `position` in EnvSpec.tasks."""
         return IdGrid((self.tasks[position],), self.layouts)
+
+
+# Layout seeds by what they are for; of those held out, a suite plays the first few
+EVAL_LAYOUTS, DEMO_LAYOUTS, TRAIN_LAYOUTS = range(500), range(100_000, 500_000), range(500_000, TASK_STRIDE)
+
+
+def split_ids(tasks: tuple[int, ...], trials: int) -> dict[str, IdGrid]:
+    """EnvSpec.reset_ids of these task numbers, with `trials` held-out layouts of each."""
+    return {
+        "train": IdGrid(tasks, TRAIN_LAYOUTS, interleaved=True),
+        "demo": IdGrid(tasks, DEMO_LAYOUTS, interleaved=True),
+        "eval": IdGrid(tasks, EVAL_LAYOUTS[:trials]),
+    }
 
 
 @dataclass(frozen=True)
@@ -83,10 +111,15 @@ class EnvSpec:
     task_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # e.g. difficulty -> tasks, for tables
     num_wrist_images: int = 0
     wrist_image_size: tuple[int, int] = (0, 0)
-    critic_state_dim: int = 0  # a critic's privileged columns, the last being the share of the episode passed; 0: none
+    critic_state_dim: int = 0  # K: columns of the simulator's privileged state, for a critic; 0: it tells none
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
+
+    @property
+    def critic_input_dim(self) -> int:
+        """Columns that a critic reads: the simulator's K, then the share of the episode that has passed; 0 for none."""
+        return self.critic_state_dim + 1 if self.critic_state_dim else 0
 
 
 @dataclass
@@ -105,16 +138,23 @@ class ChunkResult:
     @classmethod
     def zeros(cls, num_actions: int) -> ChunkResult:
         """A result to fill in, step by step."""
-        return cls(
-            rewards=np.zeros(num_actions, np.float32),
-            success=np.zeros(num_actions, bool),
-            done=np.zeros(num_actions, bool),
-            steps=0,
-        )
+        return cls(np.zeros(num_actions, np.float32), np.zeros(num_actions, bool), np.zeros(num_actions, bool), steps=0)
+
+
+class SceneObservation(TypedDict):
+    """What a scene shows after a reset or a chunk."""
+
+    images: Array | Callable[[], Array]
+    """u8 [H, W, 3] of the main camera, or a function that returns them: it is called after the other scenes of the
+    process were observed, so that a GPU draws them all before the first is fetched."""
+    wrist_images: Array | None  # u8 [N, h, w, 3]
+    states: Array | None  # f32 [S]
+    task_description: str  # the instruction; it may change during an episode
+    critic_state: Array | None  # f32 [K]
 
 
 class Simulator(Protocol):
-    """One scene."""
+    """One simulated world, which plays one episode after another."""
 
     def reset(self, reset_id: int) -> None:
         """Start the episode `reset_id`: same id, same pixels, bit for bit."""
@@ -125,54 +165,47 @@ class Simulator(Protocol):
     def step_chunk(self, actions: Array, *, stop_on_success: bool, record: bool) -> ChunkResult:
         """Execute actions f32 [C, A] in the simulator's convention; frames are rendered only when `record`."""
 
-    def observe(self) -> dict[str, Any]:
-        """images u8 [H,W,3], wrist_images u8 [N,h,w,3] or None, states f32 [S], task_description str (it may change
-        during an episode), critic_state f32 [K] or None. Called once per chunk.
-
-        A simulator may also have `observe_soon`: the same, but images may be a function that returns them, called
-        after the other scenes of the process were observed.
-        """
+    def observe(self) -> SceneObservation:
+        """What the scene shows now; called once per chunk."""
 
     def get_state(self) -> bytes:
         """Everything needed to continue this episode bit for bit."""
 
-    def set_state(self, state: bytes) -> None: ...
+    def set_state(self, state: bytes) -> None:
+        """Continue the episode of a `get_state`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the scene holds."""
 
 
 class BatchSimulator(Protocol):
-    """All scenes of a process, stepped together. `rows` are scene numbers; a scene that is not named stays as it is.
+    """All scenes of a process, stepped together. A scene whose row is not named stays as it is.
 
     What one does never depends on the others. An exception ends the process, and with it the episodes of all scenes.
     """
 
-    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+    def reset(self, rows: Rows, reset_ids: Sequence[int]) -> None:
         """Start these episodes; R rows."""
 
     def task(self, row: int) -> str:
         """As Simulator.task."""
 
     def step_chunk(
-        self,
-        rows: Sequence[int],
-        actions: Array,
-        steps: Sequence[int],
-        *,
-        stop_on_success: bool,
-        record: Sequence[bool],
+        self, rows: Rows, actions: Array, steps: Sequence[int], *, stop_on_success: bool, record: Sequence[bool]
     ) -> list[ChunkResult]:
         """Execute the first steps[r] of actions f32 [R, C, A] in every row, fewer where told to stop at success."""
 
-    def observe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def observe(self, rows: Rows) -> list[SceneObservation]:
         """As Simulator.observe, row by row; a row that ended within the chunk is seen where it ended."""
 
-    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+    def get_state(self, rows: Rows) -> list[bytes]:
         """Everything needed to continue these episodes."""
 
-    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None: ...
+    def set_state(self, rows: Rows, states: Sequence[bytes]) -> None:
+        """Continue the episodes of a `get_state`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the scenes hold."""
 
 
 class Expert(Protocol):
@@ -182,26 +215,69 @@ class Expert(Protocol):
         """One action f32 [A] for the scene's current state."""
 
 
-class ReplayState:
-    """get_state/set_state for deterministic simulators: an episode is its reset id and the actions taken since.
+class ReplayScene(ABC):
+    """A deterministic scene, whose state is its reset id and the actions since: a base class for a `Simulator`.
 
-    A scene that mixes this in calls `_begin(reset_id)` in reset and `_remember(actions)` for executed actions.
+    Subclasses say how an episode starts, what one action does and what the camera sees.
     """
 
-    _reset_id: int
-    _history: list[Array]
+    reset_id: int
+    _history: list[Array]  # chunks of executed actions
 
-    def _begin(self, reset_id: int) -> None:
-        self._reset_id, self._history = int(reset_id), []
+    @abstractmethod
+    def start(self, reset_id: int) -> None:
+        """Begin the episode `reset_id`; called by `reset`."""
 
-    def _remember(self, actions: Array) -> None:
-        self._history.append(np.array(actions, np.float32))
+    @abstractmethod
+    def step(self, action: Array) -> tuple[float, bool, bool]:
+        """Execute an action [A]; returns the reward level, success, and whether the episode ended without success."""
+
+    @abstractmethod
+    def frame(self) -> Array:
+        """The main camera's image u8 [H, W, 3], for a video."""
+
+    def info(self) -> dict[str, float]:
+        """Quantities of the episode so far, for ChunkResult.info."""
+        return {}
+
+    def reset(self, reset_id: int) -> None:
+        """As Simulator.reset."""
+        self.reset_id, self._history = int(reset_id), []
+        self.start(self.reset_id)
+
+    def step_chunk(self, actions: Array, *, stop_on_success: bool, record: bool) -> ChunkResult:
+        """As Simulator.step_chunk."""
+        result = ChunkResult.zeros(len(actions))
+        for i, action in enumerate(actions):
+            reward, success, done = self.step(action)
+            result.rewards[i], result.success[i], result.done[i], result.steps = reward, success, done, i + 1
+            if record:
+                result.frames.append(self.frame())
+            if stop_on_success and (success or done):
+                break
+        self._history.append(np.array(actions[: result.steps], np.float32))
+        result.info = self.info()
+        return result
 
     def get_state(self) -> bytes:
-        return json.dumps({"reset_id": self._reset_id, "actions": [a.tolist() for a in self._history]}).encode()
+        """As Simulator.get_state."""
+        return json.dumps({"reset_id": self.reset_id, "actions": [a.tolist() for a in self._history]}).encode()
 
     def set_state(self, state: bytes) -> None:
+        """As Simulator.set_state."""
         saved = json.loads(state)
-        self.reset(saved["reset_id"])  # type: ignore[attr-defined]
+        self.reset(saved["reset_id"])
         for actions in saved["actions"]:
-            self.step_chunk(np.array(actions, np.float32), stop_on_success=False, record=False)  # type: ignore[attr-defined]
+            self.step_chunk(np.array(actions, np.float32), stop_on_success=False, record=False)
+
+
+def image_side(default: int, **given: int | None) -> int:
+    """Pixels of a square image that several keys may set; ValueError where two differ or it is below 16."""
+    sides = {key: pixels for key, pixels in given.items() if pixels is not None}
+    if len(set(sides.values())) > 1:
+        named = " and ".join(f"{key}={pixels}" for key, pixels in sides.items())
+        raise ValueError(f"{named} must be equal: they name one square image")
+    side = next(iter(sides.values()), default)
+    if side < 16:
+        raise ValueError(f"{next(iter(given))}={side} must be at least 16")
+    return side

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlinf.simulators.contract import SetupError
+from rlinf.simulators.opengl import load_library
 
 LEAST_MESA = (24, 3)
 NEEDED = "SAPIEN draws with NVIDIA's driver, or with Mesa's lavapipe 24.3 or newer (package mesa-vulkan-drivers)"
@@ -28,6 +29,7 @@ NVIDIA_LINE = (
 _API_1_1 = 1 << 22 | 1 << 12
 _APPLICATION_INFO, _INSTANCE_CREATE_INFO = 0, 1  # VkStructureType
 _PROPERTIES_2, _DRIVER_PROPERTIES = 1000059001, 1000196000
+_u32, _u64, _text = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char * 256
 
 
 class Driver(NamedTuple):
@@ -79,23 +81,22 @@ def check_driver() -> Driver:
 
 
 class _Application(ctypes.Structure):  # VkApplicationInfo
-    _fields_ = [("type", ctypes.c_uint64), ("rest", ctypes.c_uint64 * 4), ("unused", ctypes.c_uint32)]
-    _fields_ += [("api_version", ctypes.c_uint32)]
+    _fields_ = [("type", _u64), ("rest", _u64 * 4), ("unused", _u32), ("api_version", _u32)]
 
 
 class _Instance(ctypes.Structure):  # VkInstanceCreateInfo; no layers, no extensions
-    _fields_ = [("type", ctypes.c_uint64), ("next", ctypes.c_void_p), ("flags", ctypes.c_uint64)]
-    _fields_ += [("application", ctypes.POINTER(_Application)), ("rest", ctypes.c_uint64 * 4)]
+    _fields_ = [("type", _u64), ("next", ctypes.c_void_p), ("flags", _u64)]
+    _fields_ += [("application", ctypes.POINTER(_Application)), ("rest", _u64 * 4)]
 
 
 class _DriverProperties(ctypes.Structure):  # VkPhysicalDeviceDriverProperties
-    _fields_ = [("type", ctypes.c_uint64), ("next", ctypes.c_void_p), ("id", ctypes.c_uint32)]
-    _fields_ += [("name", ctypes.c_char * 256), ("info", ctypes.c_char * 256), ("conformance", ctypes.c_uint32)]
+    _fields_ = [("type", _u64), ("next", ctypes.c_void_p), ("id", _u32), ("name", _text), ("info", _text)]
+    _fields_ += [("conformance", _u32)]
 
 
 class _Properties(ctypes.Structure):  # VkPhysicalDeviceProperties2; limits are of no interest here
-    _fields_ = [("type", ctypes.c_uint64), ("next", ctypes.POINTER(_DriverProperties)), ("ids", ctypes.c_uint32 * 5)]
-    _fields_ += [("device", ctypes.c_char * 256), ("limits", ctypes.c_uint64 * 128)]
+    _fields_ = [("type", _u64), ("next", ctypes.POINTER(_DriverProperties)), ("ids", _u32 * 5), ("device", _text)]
+    _fields_ += [("limits", _u64 * 128)]
 
 
 def drivers() -> list[Driver]:
@@ -110,31 +111,26 @@ def drivers() -> list[Driver]:
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
         handles = (ctypes.c_void_p * count.value)()
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
-        return [_describe(vulkan, ctypes.c_void_p(handle)) for handle in handles]
+        return [_driver(vulkan, ctypes.c_void_p(handle)) for handle in handles]
     finally:
         vulkan.vkDestroyInstance(instance, None)
 
 
-def _describe(vulkan: ctypes.CDLL, device: ctypes.c_void_p) -> Driver:
+def _driver(vulkan: ctypes.CDLL, handle: ctypes.c_void_p) -> Driver:
+    """What Vulkan tells of a device."""
     driver = _DriverProperties(_DRIVER_PROPERTIES)
     found = _Properties(_PROPERTIES_2, next=ctypes.pointer(driver))
-    vulkan.vkGetPhysicalDeviceProperties2(device, ctypes.byref(found))
-    version = driver.info.decode(errors="replace").split(" (")[0]
-    maker = driver.name.decode(errors="replace")
-    return Driver(
-        found.device.decode(errors="replace"), maker, version if version.startswith("Mesa") else f"{maker} {version}"
-    )
+    vulkan.vkGetPhysicalDeviceProperties2(handle, ctypes.byref(found))
+    device, maker, version = (text.decode(errors="replace") for text in (found.device, driver.name, driver.info))
+    version = version.split(" (")[0]
+    return Driver(device, maker, version if version.startswith("Mesa") else f"{maker} {version}")
 
 
 def _loader() -> ctypes.CDLL | None:
     """The system's libvulkan, else the one SAPIEN brings along."""
     own = sorted(_sapien_folder().glob("vulkan_library/libvulkan.so*"))
-    for name in ("libvulkan.so.1", *map(str, own)):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return None
+    found = (load_library(name) for name in ("libvulkan.so.1", *map(str, own)))
+    return next((library for library in found if library is not None), None)
 
 
 def _sapien_folder() -> Path:
@@ -163,6 +159,7 @@ def draw_frame(size: int = 32) -> float:
 
 
 def _report(draw: bool) -> dict[str, Any]:
+    """The driver that was found, and the contrast of a frame where one is to be drawn; or what is wrong."""
     try:
         driver = str(check_driver())
     except SetupError as error:

@@ -17,7 +17,7 @@ from torch import nn
 
 from rlinf.config.schema import Config, SftConfig
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment
+from rlinf.data.types import ChunkIndex
 from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec
@@ -162,7 +162,7 @@ class _Trainer:
         cfg, device, readout = self.cfg, self.params[0].device, self.readout
         obs, actions = self.data.batch(rows, self.policy.spec.num_action_chunks)
         noise = Noise(
-            seed=cfg.runner.seed, at=Moment(step, 0, 0), env_ids=range(len(rows)), device=device, stream="sft"
+            seed=cfg.runner.seed, at=ChunkIndex(step, 0, 0), env_ids=range(len(rows)), device=device, stream="sft"
         )
         state_loss = None if readout is None else (lambda tokens: cfg.sft.state_loss * readout.loss(tokens, rows))
         return self.policy.sft_loss(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -39,13 +38,15 @@ class EnvWorker(Worker):
         if mode == "train" and self.cfg.env.train.auto_reset and stage in self._last:
             env.begin_step()
             env.flush_video()
-            return _without_results(self._last[stage])
+            return EnvStep.start(self._last[stage].obs, env.chunk_size)
         return self._keep(env.reset(), mode, stage)
 
     def step(self, actions: torch.Tensor, *, mode: Mode, stage: int) -> EnvStep:
         """Execute one chunk of actions, f32 [B, C, A] in the policy's convention."""
         env = self._env(mode, stage)
-        return self._keep(env.chunk_step(self._bridges[mode].to_env(actions)), mode, stage)
+        step = env.chunk_step(self._bridges[mode].to_env(actions))
+        self._episodes += env.drain_episodes()
+        return self._keep(step, mode, stage)
 
     def finished(self, *, stage: int) -> bool:
         """Whether every evaluation trial of this stage has been played."""
@@ -114,7 +115,6 @@ class EnvWorker(Worker):
             self._envs[mode, stage] = VecEnv(
                 cfg,
                 spec,
-                num_envs=len(env_ids),
                 env_ids=env_ids,
                 mode=mode,
                 chunk_size=self.policy_spec.num_action_chunks,
@@ -128,20 +128,6 @@ class EnvWorker(Worker):
         return self._envs[mode, stage]
 
     def _keep(self, step: EnvStep, mode: Mode, stage: int) -> EnvStep:
-        self._episodes += step.episodes
-        step = replace(step, episodes=())
         if mode == "train":
             self._last[stage] = step
         return step
-
-
-def _without_results(step: EnvStep) -> EnvStep:
-    """The same observation, as the start of a rollout: its rewards and flags were delivered with the last one."""
-    return EnvStep(
-        obs=step.obs,
-        rewards=torch.zeros_like(step.rewards),
-        terminated=torch.zeros_like(step.terminated),
-        truncated=torch.zeros_like(step.truncated),
-        valid=torch.ones_like(step.valid),
-        lost=torch.zeros_like(step.lost),
-    )

@@ -11,7 +11,7 @@ from rlinf.compat.policies import policy_class
 from rlinf.data.arena import Arena
 from rlinf.data.layout import Columns
 from rlinf.data.noise import Noise
-from rlinf.data.types import ArenaRows, EnvStep, Moment, Trajectory
+from rlinf.data.types import ArenaRows, ChunkIndex, EnvStep, Trajectory
 from rlinf.models.policy import Policy
 from rlinf.runtime.weight_sync import Receiver
 from rlinf.runtime.worker import Worker
@@ -64,7 +64,7 @@ class RolloutWorker(Worker):
         """Come back to the device; bytes moved."""
         return self._parking.come_back()
 
-    def predict(self, step: EnvStep, *, mode: Mode, stage: int, at: Moment) -> torch.Tensor:
+    def predict(self, step: EnvStep, *, mode: Mode, stage: int, at: ChunkIndex) -> torch.Tensor:
         """Actions f32 [B, C, A] for the envs of one stage."""
         env_ids = self.plan.env_ids("rollout", self.rank, stage, mode)
         if mode == "train":
@@ -75,7 +75,7 @@ class RolloutWorker(Worker):
             self.arena.write_output(at.chunk, stage, at.epoch, out)
         return out.actions.cpu()
 
-    def finish(self, step: EnvStep, *, stage: int, at: Moment) -> None:
+    def finish(self, step: EnvStep, *, stage: int, at: ChunkIndex) -> None:
         """Take the last chunk's results and value the observation they led to."""
         self._store_result(step, stage, at)
         if self.arena.values is not None:
@@ -109,14 +109,14 @@ class RolloutWorker(Worker):
             ),
         )
 
-    def _before_chunk(self, step: EnvStep, stage: int, at: Moment) -> None:
+    def _before_chunk(self, step: EnvStep, stage: int, at: ChunkIndex) -> None:
         if at.chunk > 0:
             self._store_result(step, stage, at)
         elif at.epoch == 0 and stage == 0:
             self.policy.set_global_step(at.step)
             self.arena.cache.clear()
 
-    def _store_result(self, step: EnvStep, stage: int, at: Moment) -> None:
+    def _store_result(self, step: EnvStep, stage: int, at: ChunkIndex) -> None:
         """The results of the chunk before `at`, and V(final_obs) of the episodes that ended in it."""
         self.arena.write_result(at.chunk - 1, stage, at.epoch, step)
         if self.arena.final_values is None or step.final_rows is None or step.final_obs is None:
@@ -126,5 +126,5 @@ class RolloutWorker(Worker):
         values = self.policy.value(step.final_obs.to(self.device), noise=noise)
         self.arena.write_final_values(at.chunk - 1, stage, at.epoch, step.final_rows, values)
 
-    def _noise(self, env_ids: list[int], at: Moment, stream: str = "train") -> Noise:
+    def _noise(self, env_ids: list[int], at: ChunkIndex, stream: str = "train") -> Noise:
         return Noise(seed=self.cfg.runner.seed, at=at, env_ids=env_ids, device=self.device, stream=stream)

@@ -1,4 +1,4 @@
-"""What every simulator under envs/sim must hold; new ones are found by name."""
+"""What every simulator must hold; those under rlinf/simulators and installed ones are found by name."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def make_env(env_type: str, *, num_processes: int) -> VecEnv:
     )
     spec = env_spec(cfg)
     critic = spec.critic_state_dim > 0
-    return VecEnv(
-        cfg, spec, num_envs=NUM_ENVS, first_env=0, mode="train", chunk_size=CHUNK, seed=3, critic_state=critic
-    )
+    return VecEnv(cfg, spec, env_ids=range(NUM_ENVS), mode="train", chunk_size=CHUNK, seed=3, critic_state=critic)
 
 
 @pytest.fixture(scope="module", params=available_simulators())
@@ -111,7 +109,7 @@ def test_shapes_and_types_are_those_of_the_spec(envs: Pair) -> None:
         assert step.obs.wrist_images.shape == (NUM_ENVS, spec.num_wrist_images, *spec.wrist_image_size, 3)
     if spec.critic_state_dim:
         assert step.obs.critic_state is not None
-        assert step.obs.critic_state.shape == (NUM_ENVS, spec.critic_state_dim)
+        assert step.obs.critic_state.shape == (NUM_ENVS, spec.critic_input_dim)
     assert step.rewards.shape == (NUM_ENVS, CHUNK)
     assert step.rewards.dtype == torch.float32
     assert len(spec.action_names) == spec.action_dim

@@ -10,7 +10,7 @@ import torch
 
 from rlinf.compat.policies import policy_class
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.models.config import ModelConfig, PolicySpec, available_models, find_config
 from rlinf.models.policy import Policy, find_policy
 from rlinf.training.optim import VALUE_HEAD
@@ -42,7 +42,7 @@ def observation(spec: PolicySpec, rows: int = ROWS, seed: int = 0) -> Observatio
 
 
 def noise(rows: int = ROWS, *, first: int = 0, chunk: int = 0) -> Noise:
-    return Noise(seed=7, at=Moment(0, 0, chunk), env_ids=range(first, first + rows))
+    return Noise(seed=7, at=ChunkIndex(0, 0, chunk), env_ids=range(first, first + rows))
 
 
 def gap(a: torch.Tensor | None, b: torch.Tensor | None) -> float:

@@ -3,11 +3,11 @@
 import torch
 
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment
+from rlinf.data.types import ChunkIndex
 
 
 def draw(env_ids, **changes):
-    key = {"seed": 0, "at": Moment(step=3, epoch=1, chunk=2), "stream": "train"} | changes
+    key = {"seed": 0, "at": ChunkIndex(step=3, epoch=1, chunk=2), "stream": "train"} | changes
     return Noise(env_ids=env_ids, **key).normal((4, 2))
 
 
@@ -23,13 +23,13 @@ def test_every_part_of_the_key_changes_the_numbers():
         draw([6]),
         draw([5], seed=1),
         draw([5], stream="eval"),
-        *(draw([5], at=Moment(*at)) for at in [(4, 1, 2), (3, 2, 2), (3, 1, 3)]),
+        *(draw([5], at=ChunkIndex(*at)) for at in [(4, 1, 2), (3, 2, 2), (3, 1, 3)]),
     ]
     assert all(not torch.equal(base, other) for other in others)
 
 
 def test_draws_continue_a_stream_and_have_the_right_moments():
-    noise = Noise(seed=0, at=Moment(0, 0, 0), env_ids=range(64))
+    noise = Noise(seed=0, at=ChunkIndex(0, 0, 0), env_ids=range(64))
     first, second = noise.normal((500,)), noise.normal((500,))
     assert not torch.equal(first, second)
     assert abs(float(first.mean())) < 0.02

@@ -80,7 +80,7 @@ def test_every_frame_holds_what_the_simulator_knew(tmp_path: Path) -> None:
     folder = collect_demos(cfg, on_progress=lambda line: None)
     data, table, spec = DemoDataset(folder), rows(folder), env_spec(cfg.env.train)
     assert data.privileged is not None
-    assert data.privileged.shape == (len(data), spec.critic_state_dim - 1)
+    assert data.privileged.shape == (len(data), spec.critic_state_dim)
     known, world = [], toy.Scene(toy.Options())
     for reset_id, first, end in zip(
         table["reset_id"], table["dataset_from_index"], table["dataset_to_index"], strict=True

@@ -69,7 +69,7 @@ def test_reads_back_what_was_written(folder: Path, episodes: list[dict[str, np.n
 
 
 def test_the_simulators_state_is_read_back(tmp_path: Path, folder: Path) -> None:
-    spec, rng = replace(SPEC, critic_state_dim=4), np.random.default_rng(7)  # the share of the episode is not kept
+    spec, rng = replace(SPEC, critic_state_dim=3), np.random.default_rng(7)
     known = [rng.standard_normal((length, 3)).astype(np.float32) for length in (4, 2)]
     with DatasetWriter(tmp_path / "privileged", spec) as writer:
         for i, critic_states in enumerate(known):

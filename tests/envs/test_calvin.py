@@ -22,7 +22,7 @@ from rlinf.errors import NotInstalledError, UserError
 from rlinf.metrics.episodes import own_metrics, summarise
 from rlinf.metrics.names import expand
 from rlinf.simulators.calvin import Options, Scene
-from rlinf.simulators.calvin.data import check_folder, find_folder, read_annotations
+from rlinf.simulators.calvin.assets import check_folder, find_folder, read_annotations
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, SCENES, ids_of, start_of
 from rlinf.simulators.calvin.symbolic import evaluation_sequences
 from rlinf.simulators.calvin.tasks import COLOURS, TASKS
@@ -59,7 +59,7 @@ def make_env(*, trials: list[int] | None = None, chunk: int = 5, envs: int = 1, 
     keys = {"max_episode_steps": 60, "num_processes": 1, "use_rel_reward": True} | keys
     cfg = EnvConfig(env_type="calvin", total_num_envs=envs, init_params=params, **keys)
     mode = "train" if trials is None else "eval"
-    return VecEnv(cfg, env_spec(cfg), num_envs=envs, first_env=0, mode=mode, chunk_size=chunk, seed=1, trials=trials)
+    return VecEnv(cfg, env_spec(cfg), env_ids=range(envs), mode=mode, chunk_size=chunk, seed=1, trials=trials)
 
 
 def test_the_instruction_changes_in_the_middle_of_a_chunk_and_the_press_pays_once() -> None:
@@ -78,7 +78,7 @@ def test_the_instruction_changes_in_the_middle_of_a_chunk_and_the_press_pays_onc
         for _ in range(2):
             step = env.chunk_step(torch.from_numpy(np.tile(STILL, (20, 1)))[None])
             assert step.rewards.sum() == 0
-        (record,) = step.episodes
+        (record,) = env.drain_episodes()
     finally:
         env.close()
     assert (record.task, record.steps, record.success_once, record.episode_return) == ("chain-D", 60, False, 5.0)
@@ -97,22 +97,22 @@ def test_the_instruction_changes_in_the_middle_of_a_chunk_and_the_press_pays_onc
 def test_the_same_press_in_chunks_is_the_same_episode(scene: Scene) -> None:
     scene.reset(chain_id(LED_FIRST))
     whole = scene.step_chunk(press_button(), stop_on_success=True, record=False)
-    after, seen = scene.stage.scene_obs(), scene.observe()
+    after, seen = scene.world.scene_obs(), scene.observe()
     scene.reset(chain_id(LED_FIRST))
     parts = [scene.step_chunk(p, stop_on_success=True, record=True) for p in np.split(press_button(), 4)]
     assert np.array_equal(np.concatenate([p.rewards for p in parts]), whole.rewards)
-    assert np.array_equal(scene.stage.scene_obs(), after)
+    assert np.array_equal(scene.world.scene_obs(), after)
     assert [len(p.frames) for p in parts] == [5, 5, 5, 5]
     assert np.array_equal(parts[-1].frames[-1], seen["images"])
     assert scene.chain.task == "open_drawer"
-    assert seen["critic_state"].shape == (calvin.CRITIC_STATE,)
+    assert seen["critic_state"].shape == (calvin.spec(scene.options).critic_state_dim,)
     assert seen["critic_state"][39 + TASKS.index("open_drawer")] == 1
     assert seen["critic_state"][-1] == np.float32(0.2)
 
 
 def test_a_finished_chain_pays_no_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A judge that always says yes: five rewards, then none, however long one plays on."""
-    monkeypatch.setattr(calvin, "solved", lambda *_: True)
+    monkeypatch.setattr(calvin.scene, "solved", lambda *_: True)
     scene.reset(chain_id(0))
     result = scene.step_chunk(np.tile(STILL, (9, 1)), stop_on_success=False, record=False)
     assert result.rewards.tolist() == [1, 1, 1, 1, 1, 0, 0, 0, 0]
@@ -204,17 +204,17 @@ def test_sentences_are_the_validation_ones_in_d_and_drawn_from_training_elsewher
 
 
 def test_fast_draws_the_robot_with_fewer_triangles_and_moves_it_the_same(calvin_path: Path) -> None:
-    from rlinf.simulators.calvin.stage import Stage
+    from rlinf.simulators.calvin.world import World
 
     start, states, images = start_of(chain_id(3)), [], []
-    for low_poly in (False, True):
-        stage = Stage(calvin_path, low_poly=low_poly)
-        stage.reset("D", start.robot_obs, start.scene_obs)
-        images.append((stage.static_image().astype(int), stage.wrist_image().astype(int)))
+    for render in ("exact", "fast"):
+        world = World(calvin_path, Options(render=render, renderer="tiny"))
+        world.reset("D", start.robot_obs, start.scene_obs)
+        images.append((world.static_image().astype(int), world.wrist_image().astype(int)))
         for action in press_button():
-            stage.step(action)
-        states.append(np.concatenate([stage.robot_obs(), stage.scene_obs()]))
-        stage.close()
+            world.step(action)
+        states.append(np.concatenate([world.robot_obs(), world.scene_obs()]))
+        world.close()
     assert np.array_equal(*states)
     static, wrist = (float(np.abs(a - b).mean()) for a, b in zip(*images, strict=True))
     print(f"mean difference of 255: static {static:.3f}, gripper {wrist:.5f}")
@@ -245,35 +245,35 @@ def test_egl_draws_the_same_start_again() -> None:
 @pytest.mark.parametrize("scene_name", ["B", "C"])
 def test_corrected_cabinet_positions_rest_on_the_plank(scene_name: str, calvin_path: Path) -> None:
     """As published, a block in the left compartment falls past the plank, and lifting it could never count."""
-    from rlinf.simulators.calvin.stage import Stage
+    from rlinf.simulators.calvin.world import World
 
-    stage = Stage(calvin_path, low_poly=True)
+    world = World(calvin_path, Options(**SMALL))
     on_plank = {}
     for compat in (False, True):
         start = start_of(chain_id(0, scene_name), compat=compat)
         red = evaluation_sequences()[0][0].red_block
         assert red == "slider_left"
-        stage.reset(scene_name, start.robot_obs, start.scene_obs)
+        world.reset(scene_name, start.robot_obs, start.scene_obs)
         for _ in range(15):
-            stage.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
-        facts = stage.facts()
+            world.step(np.array([0, 0, 0, 0, 0, 0, 1.0]))
+        facts = world.facts()
         on_plank[compat] = facts.table_links["plank_link"] in facts.blocks["red"].contacts
-    stage.close()
+    world.close()
     assert on_plank == {False: True, True: False}
 
 
 @pytest.mark.parametrize("scene_name", SCENES)
 def test_seeded_starts_let_their_task_be_done(scene_name: str, calvin_path: Path) -> None:
     """After settling, what must be held is held by the robot alone, and what must lie somewhere lies there."""
-    from rlinf.simulators.calvin.stage import Stage
+    from rlinf.simulators.calvin.world import World
 
-    stage = Stage(calvin_path, image_size=16, wrist_size=16, low_poly=True)
+    world = World(calvin_path, Options(**SMALL))
     for task in ("place_in_drawer", "unstack_block", *(f"lift_{c}_block_drawer" for c in COLOURS)):
         start = start_of(ids_of(scene_name, [TASKS.index(task)], range(500))[11])
-        stage.reset(scene_name, start.robot_obs, start.scene_obs)
+        world.reset(scene_name, start.robot_obs, start.scene_obs)
         for _ in range(start.settle_steps):
-            stage.step(np.array([0, 0, 0, 0, 0, 0, start.gripper]))
-        facts, blocks = stage.facts(), stage.facts().blocks.values()
+            world.step(np.array([0, 0, 0, 0, 0, 0, start.gripper]))
+        facts, blocks = world.facts(), world.facts().blocks.values()
         if task == "place_in_drawer":
             (held,) = [b for b in blocks if b.touching == {facts.robot}]
             assert facts.robot_touches == {held.body}
@@ -282,7 +282,7 @@ def test_seeded_starts_let_their_task_be_done(scene_name: str, calvin_path: Path
         else:
             assert facts.table_links["drawer_link"] in facts.blocks[task.split("_")[1]].contacts
         assert all(b.slow for b in blocks)
-    stage.close()
+    world.close()
 
 
 @pytest.mark.parametrize(("column", "value"), [(2, float("nan")), (0, float("inf")), (6, 0.0)])

@@ -10,7 +10,7 @@ import pytest
 from rlinf.demos.player import DemoJob, DemoPlayer
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
-from rlinf.simulators.calvin import Expert, Options, Scene, expert_moves
+from rlinf.simulators.calvin import Expert, Options, Scene
 from rlinf.simulators.calvin.expert import PLANS
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, ids_of
 from rlinf.simulators.calvin.tasks import TASKS
@@ -74,16 +74,13 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     def draw(*_: object) -> None:
         raise AssertionError("the expert needs no images")
 
-    monkeypatch.setattr(made.stage, "_image", draw)
+    monkeypatch.setattr(made.world, "_image", draw)
     yield made
     made.close()
 
 
-def test_every_task_has_a_plan_in_the_units_of_the_stage() -> None:
-    from rlinf.simulators.calvin import stage
-
+def test_every_task_has_a_plan() -> None:
     assert set(PLANS) == set(TASKS)
-    assert (expert_moves.STEP_LENGTH, expert_moves.STEP_ANGLE) == (stage.STEP_LENGTH, stage.STEP_ANGLE)
 
 
 @pytest.mark.parametrize("task", MAX_STEPS)
@@ -115,12 +112,12 @@ def test_a_pushed_block_ends_untouched_so_that_the_next_task_may_push_it(scene: 
 
 def test_the_door_is_pushed_from_before_a_block(scene: Scene) -> None:
     scene.reset(task_id("lift_red_block_slider", 0))
-    stage = scene.stage
-    open_at = stage.joint("slide")
-    stage.client.resetJointState(stage.table, stage.joints["slide"], 0.28 - open_at)
+    world = scene.world
+    open_at = world.joint("slide")
+    world.client.resetJointState(world.table, world.joints["slide"], 0.28 - open_at)
     play(scene, Expert(scene.options), 150)
     assert scene.chain.complete
-    assert abs(stage.joint("slide") - open_at) < 0.1
+    assert abs(world.joint("slide") - open_at) < 0.1
 
 
 def test_demonstrations_have_clean_labels_although_noise_moves_the_arm() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlinf.simulators.calvin import Options
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, Start, ids_of, start_of
 from rlinf.simulators.calvin.tasks import TASKS, solved
 
@@ -60,10 +61,10 @@ def test_states_images_and_judgement_are_the_published_ones(scene: str, checkout
     from calvin_env.envs.tasks import Tasks
     from omegaconf import OmegaConf
 
-    from rlinf.simulators.calvin.stage import Stage
+    from rlinf.simulators.calvin.world import World
 
     oracle = Tasks(OmegaConf.load(calvin_path / "tasks/new_playtable_tasks.yaml").tasks)
-    theirs, ours = published_env(checkout, scene), Stage(calvin_path)
+    theirs, ours = published_env(checkout, scene), World(calvin_path, Options(renderer="tiny"))
     start = start_of(ids_of(scene, [CHAIN_SLOT], range(1000))[17], compat=True)
     cameras, theirs.get_camera_obs = theirs.get_camera_obs, lambda: ({}, {})
     theirs.reset(robot_obs=start.robot_obs, scene_obs=start.scene_obs)
@@ -103,10 +104,10 @@ def test_judgement_between_any_two_situations(checkout: Path, calvin_path: Path)
     from calvin_env.envs.tasks import Tasks
     from omegaconf import OmegaConf
 
-    from rlinf.simulators.calvin.stage import Stage
+    from rlinf.simulators.calvin.world import World
 
     oracle = Tasks(OmegaConf.load(calvin_path / "tasks/new_playtable_tasks.yaml").tasks)
-    theirs, ours = published_env(checkout, "D"), Stage(calvin_path, low_poly=True)
+    theirs, ours = published_env(checkout, "D"), World(calvin_path, Options(render="fast", renderer="tiny"))
     theirs.get_camera_obs = lambda: ({}, {})
 
     def look(start: Start) -> tuple[Any, Any]:

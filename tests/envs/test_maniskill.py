@@ -14,15 +14,18 @@ import pytest
 import torch
 
 import rlinf.simulators.maniskill as maniskill
+from benchmarks.maniskill_env import published_world
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
 from rlinf.simulators.contract import AbsentError, SetupError
-from rlinf.simulators.maniskill import CRITIC_STATE, Options, Scene, level
+from rlinf.simulators.maniskill import Options, Scene
 from rlinf.simulators.maniskill.assets import Assets, find_assets
-from rlinf.simulators.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode
-from rlinf.simulators.maniskill.picture import blend, compose, resize, shrink
-from rlinf.simulators.maniskill.suite import OOD, STRIDE
+from rlinf.simulators.maniskill.constants import NATIVE_SIZE
+from rlinf.simulators.maniskill.judge import Judgement, level
+from rlinf.simulators.maniskill.picture import blend, compose, interpolation, sample, shrink
+from rlinf.simulators.maniskill.reset_ids import OOD, STRIDE
+from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, VARIANTS, episode
 
 pytestmark = pytest.mark.usefixtures("maniskill_path")
 
@@ -51,8 +54,8 @@ def wander(steps: int, seed: int = 0) -> np.ndarray:
 
 
 def everything(scene: Scene) -> dict[str, Any]:
-    stage, seen = scene.stage, scene.observe()
-    return seen | {"object": stage.object_pose, "plate": stage.plate_pose, "flags": np.array(stage.judgement)}
+    world, seen = scene.world, scene.observe()
+    return seen | {"object": world.object_pose, "plate": world.plate_pose, "flags": np.array(world.judge.judgement)}
 
 
 def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
@@ -63,7 +66,7 @@ def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
 
 def solve(scene: Scene) -> tuple[np.ndarray, list[tuple[float, bool]]]:
     """Take the object from above and put it on the plate; actions f32 [N, 7], and reward and success after each."""
-    stage, actions, got = scene.stage, [], []
+    world, actions, got = scene.world, [], []
 
     def act(move: np.ndarray, grip: float) -> None:
         x, y, z = np.clip(move, -0.03, 0.03)
@@ -73,8 +76,8 @@ def solve(scene: Scene) -> tuple[np.ndarray, list[tuple[float, bool]]]:
 
     def go(over: str, height: float, grip: float, limit: int) -> None:
         for _ in range(limit):
-            there = stage.object_pose if over == "object" else stage.plate_pose
-            move = there[:3] - stage.gripper_pose[:3] + np.array([0, 0, height])
+            there = world.object_pose if over == "object" else world.plate_pose
+            move = there[:3] - world.gripper_pose[:3] + np.array([0, 0, height])
             if np.linalg.norm(move) < 0.008:
                 break
             act(move, grip)
@@ -113,7 +116,7 @@ def test_every_id_resets_steps_and_renders(env_id: str) -> None:
         assert not np.array_equal(first["images"], then["images"])
         assert first["states"].shape == (8,)
         assert np.array_equal(first["states"], np.float32(episode(env_id, obj_set, reset_id).qpos))
-        assert first["critic_state"].shape == (CRITIC_STATE,)
+        assert first["critic_state"].shape == (shape.critic_state_dim,)
         assert scene.assets.objects[scene.episode.object.index].name in first["task_description"]
         assert scene.assets.plates[scene.episode.plate.index].name in first["task_description"]
         assert scene.task() == shape.tasks[0] == env_id
@@ -170,7 +173,7 @@ def test_a_solved_episode_pays_1_2_in_another_process_as_here(scene: Scene) -> N
     actions, got = solve(scene)
     levels = [pay for pay, _ in got]
     assert sorted(set(levels)) == pytest.approx([0.0, 0.1, 0.2, 1.2])
-    assert scene.stage.judgement == (True, True, True, True)
+    assert scene.world.judge.judgement == (True, True, True, True)
     end = next(i for i, (_, success) in enumerate(got) if success) + 1
     scene.reset(BOTTLE)
     chunk = scene.step_chunk(actions, stop_on_success=True, record=False)
@@ -188,7 +191,7 @@ def test_a_solved_episode_pays_1_2_in_another_process_as_here(scene: Scene) -> N
     env = VecEnv(
         cfg,
         env_spec(cfg, "env.eval"),
-        num_envs=2,
+        env_ids=[0, 1],
         mode="eval",
         chunk_size=end,
         seed=0,
@@ -203,7 +206,7 @@ def test_a_solved_episode_pays_1_2_in_another_process_as_here(scene: Scene) -> N
         assert step.rewards[0].sum().item() == pytest.approx(1.2, abs=1e-6)
         assert sorted(step.rewards[0].unique().tolist()) == pytest.approx([0.0, 0.1, 1.0], abs=1e-6)
         assert step.rewards[1].sum() == 0
-        record = step.episodes[0]
+        record = env.drain_episodes()[0]
         assert (record.success_once, record.steps, record.task, record.reset_id) == (True, end, MAIN, BOTTLE)
         assert record.extra["consecutive_grasp"] == 1.0
         scene.reset(BOTTLE)
@@ -217,24 +220,24 @@ def test_a_solved_episode_pays_1_2_in_another_process_as_here(scene: Scene) -> N
 
 
 def test_reward_modes() -> None:
-    nothing = {"success": False, "is_src_obj_grasped": False, "consecutive_grasp": False}
-    pushed = nothing | {"success": True}  # on the plate without ever having been grasped
+    nothing = Judgement()
+    pushed = nothing._replace(success=True)  # on the plate without ever having been grasped
     assert [level("default", f) for f in (nothing, pushed)] == [0.0, 0.0]
     assert [level("only_success", f) for f in (nothing, pushed)] == [0.0, 1.0]
-    done = {"success": True, "is_src_obj_grasped": True, "consecutive_grasp": True}
+    done = Judgement(success=True, is_src_obj_grasped=True, consecutive_grasp=True)
     assert [level(mode, done) for mode in ("default", "only_success", "raw")] == [pytest.approx(1.2), 1.0, 0.0]
 
 
 def test_frames_are_drawn_only_while_recording(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = 0
-    picture = scene._studio.picture
+    picture = scene._renderer.picture
 
     def count(*given: Any) -> np.ndarray:
         nonlocal drawn
         drawn += 1
         return picture(*given)
 
-    monkeypatch.setattr(scene._studio, "picture", count)
+    monkeypatch.setattr(scene._renderer, "picture", count)
     scene.reset(BOTTLE)
     assert scene.step_chunk(wander(4), stop_on_success=False, record=False).frames == []
     scene.observe()
@@ -248,11 +251,11 @@ def test_frames_are_drawn_only_while_recording(scene: Scene, monkeypatch: pytest
 def test_a_target_out_of_reach_leaves_the_arm_where_it_is(scene: Scene) -> None:
     scene.reset(BOTTLE)
     scene.step_chunk(STILL[None], stop_on_success=False, record=False)
-    before = scene.stage.arm.qpos.copy()
+    before = scene.world.arm.qpos.copy()
     scene.step_chunk(np.array([[2, 0, 0, 0, 0, 0, 1]], np.float32), stop_on_success=False, record=False)
-    assert np.abs(scene.stage.arm.qpos - before).max() < 2e-3
+    assert np.abs(scene.world.arm.qpos - before).max() < 2e-3
     scene.step_chunk(np.array([[-2, 0, 0.02, 0, 0, 0, 1]], np.float32), stop_on_success=False, record=False)
-    assert np.abs(scene.stage.arm.qpos - before).max() > 0.01  # the target had moved on and has come back
+    assert np.abs(scene.world.arm.qpos - before).max() > 0.01  # the target had moved on and has come back
 
 
 def test_an_action_that_is_not_finite_is_refused(scene: Scene) -> None:
@@ -264,24 +267,24 @@ def test_an_action_that_is_not_finite_is_refused(scene: Scene) -> None:
 def test_the_object_jumps_after_five_actions() -> None:
     scene = Scene(Options(id=PREFIX + "PositionChangeTo-v1", obj_set="test", image_size=64))
     scene.reset(516799)
-    start = scene.stage.object_pose[:2].copy()
+    start = scene.world.object_pose[:2].copy()
     scene.step_chunk(np.tile(STILL, (4, 1)), stop_on_success=False, record=False)
-    assert np.abs(scene.stage.object_pose[:2] - start).max() < 0.01
+    assert np.abs(scene.world.object_pose[:2] - start).max() < 0.01
     scene.step_chunk(STILL[None], stop_on_success=False, record=False)
-    assert scene.stage.object_pose[:3] == pytest.approx([-0.085, -0.045, 1.0])
+    assert scene.world.object_pose[:3] == pytest.approx([-0.085, -0.045, 1.0])
 
 
 def test_the_published_layout_is_the_same_world(assets: Assets) -> None:
-    """Everything parked beside the table changes neither a state nor a pixel."""
-    from rlinf.simulators.maniskill.stage import Stage
-    from rlinf.simulators.maniskill.studio import studio
+    """Everything that stands behind the camera changes neither a state nor a pixel."""
+    from rlinf.simulators.maniskill.cpu.renderer import shared_renderer
+    from rlinf.simulators.maniskill.cpu.world import World
 
-    camera = studio(assets, (120, 160), "minimal")
-    ours, theirs = Stage(assets), Stage(assets, parked=True)
-    for stage in (ours, theirs):
-        stage.reset(episode(MAIN, "train", 647854))
+    camera = shared_renderer(assets, (120, 160), "minimal")
+    ours, theirs = World(assets), published_world(assets)
+    for world in (ours, theirs):
+        world.reset(episode(MAIN, "train", 647854))
         for action in wander(3):
-            stage.step(action)
+            world.step(action)
     assert len(theirs.view().bodies) == 42
     assert len(ours.view().bodies) == 2
     assert np.array_equal(ours.object_pose, theirs.object_pose)
@@ -293,24 +296,24 @@ def test_the_published_layout_is_the_same_world(assets: Assets) -> None:
 
 
 def test_a_small_picture_shows_what_the_large_one_does(assets: Assets) -> None:
-    from rlinf.simulators.maniskill.stage import Stage
-    from rlinf.simulators.maniskill.studio import NATIVE_SIZE, studio
+    from rlinf.simulators.maniskill.cpu.renderer import shared_renderer
+    from rlinf.simulators.maniskill.cpu.world import World
 
-    stage = Stage(assets)
-    stage.reset(episode(MAIN, "train", 107417))
-    large = studio(assets, NATIVE_SIZE, "minimal").picture(stage.view(), stage.episode)
-    small = studio(assets, (120, 160), "minimal").picture(stage.view(), stage.episode)
+    world = World(assets)
+    world.reset(episode(MAIN, "train", 107417))
+    large = shared_renderer(assets, NATIVE_SIZE, "minimal").picture(world.view(), world.episode)
+    small = shared_renderer(assets, (120, 160), "minimal").picture(world.view(), world.episode)
     away = np.abs(shrink(large, 120, 160).astype(int) - small)
     assert (away.max(-1) <= 8).mean() > 0.97
 
 
 def test_shader_packs_draw_the_same_bodies(assets: Assets) -> None:
-    from rlinf.simulators.maniskill.stage import Stage
-    from rlinf.simulators.maniskill.studio import studio
+    from rlinf.simulators.maniskill.cpu.renderer import shared_renderer
+    from rlinf.simulators.maniskill.cpu.world import World
 
-    stage = Stage(assets)
-    stage.reset(episode(MAIN, "train", 107417))
-    drawn = [studio(assets, (120, 160), shader).draw(stage.view()) for shader in ("minimal", "default")]
+    world = World(assets)
+    world.reset(episode(MAIN, "train", 107417))
+    drawn = [shared_renderer(assets, (120, 160), shader).draw(world.view()) for shader in ("minimal", "default")]
     assert (drawn[0][1] == drawn[1][1]).mean() > 0.999
     assert drawn[1][0].dtype == np.uint8
     assert not np.array_equal(drawn[0][0], drawn[1][0])
@@ -333,6 +336,15 @@ def test_blends() -> None:
     assert set(inside[~mask].tolist()) == {100}
     assert set(blend(picture, mask, texture, 0.5, "whole").ravel().tolist()) == {150}
     assert blend(picture, mask, texture, 0.0, "bodies") is picture  # image 0 has no texture
+
+
+def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The whole image as `blend` stretches a texture."""
+    down, across = (
+        tuple(table[None] for table in interpolation(*sizes))
+        for sizes in zip(image.shape[:2], (height, width), strict=True)
+    )
+    return sample(image[None].astype(np.float32), np.zeros((1, 1), np.int64), down, across)[0]
 
 
 def test_resizing() -> None:

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.data.types import EnvStep, EpisodeRecord, Observation
+from rlinf.data.types import EnvStep, Observation
 from rlinf.envs import fleet
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.sim_process import ScenesReply
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
 from rlinf.simulators.child_program import BatchWorker
 from rlinf.simulators.contract import EnvSpec
-from rlinf.simulators.maniskill import level
-from rlinf.simulators.maniskill.batched import BatchedScenes
-from rlinf.simulators.maniskill.family import PREFIX, Episode, episode
+from rlinf.simulators.maniskill import Batch, Options
+from rlinf.simulators.maniskill.tasks import PREFIX, Episode, episode
 
 MAIN = PREFIX + "Main-v3"
 CHUNK, NUM_ENVS = 4, 4
@@ -29,7 +27,7 @@ Make = Callable[..., VecEnv]
 
 
 class DriftingEnv:
-    """A double of `put_on_plate.PutOnPlate`: one number per env that every step moves, asked for or not."""
+    """A double of `gpu.environment.PutOnPlate`: one number per env that every step moves, asked for or not."""
 
     device = torch.device("cpu")
 
@@ -85,14 +83,14 @@ class DriftingEnv:
         return {"actors/x": self.x, "elapsed": self.elapsed, "grasps": self.grasps} | flags
 
 
-def batch_of(env: DriftingEnv) -> BatchedScenes:
-    return BatchedScenes(env, lambda flags: level("default", flags))
+def batch_of(env: DriftingEnv) -> Batch:
+    return Batch(Options(), env.num_envs, env)
 
 
 class LocalProcess:
     """A simulator process that is none: the child's commands on a batch of doubles, and messages still as JSON."""
 
-    def __init__(self, *, num_scenes: int, layout: fleet.Mapping[str, Any], **_: Any) -> None:
+    def __init__(self, *_: Any, num_scenes: int, layout: fleet.Mapping[str, Any], **__: Any) -> None:
         self.arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
         self.env = DriftingEnv(num_scenes)
         self.worker = BatchWorker(batch_of(self.env), self.arrays)
@@ -101,16 +99,12 @@ class LocalProcess:
         self.worker.close()
 
 
-def run_locally(
-    command: str, scenes: Mapping[LocalProcess, Sequence[tuple[int, Mapping[str, Any]]]], deadline_s: float
-) -> dict[LocalProcess, ScenesReply]:
-    replies = {}
-    for process, work in scenes.items():
-        message = json.loads(json.dumps({"command": command, "scenes": [[i, dict(a)] for i, a in work]}))
-        answer = json.loads(json.dumps(process.worker.run(message)))
-        assert not answer["failed"]
-        replies[process] = ScenesReply({int(k): v for k, v in answer["replies"].items()}, {})
-    return replies
+def run_locally(messages: Mapping[LocalProcess, Mapping[str, Any]], deadline_s: float) -> dict[LocalProcess, Any]:
+    answers = {}
+    for process, message in messages.items():
+        answers[process] = json.loads(json.dumps(process.worker.run(json.loads(json.dumps(message)))))
+        assert not answers[process]["failed"]
+    return answers
 
 
 @pytest.fixture
@@ -118,7 +112,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """VecEnv over doubles: all in one batch, or each in a process of its own."""
     monkeypatch.setattr(fleet, "SimProcess", LocalProcess)
     monkeypatch.setattr(fleet, "start_all", lambda processes: None)
-    monkeypatch.setattr(fleet, "command_scenes", run_locally)
+    monkeypatch.setattr(fleet, "exchange", run_locally)
     open_envs: list[VecEnv] = []
 
     def build(batched: bool, *, mode: Any = "train", **settings: Any) -> VecEnv:
@@ -132,7 +126,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             image_size=(2, 3),
             reset_ids={"train": range(100_000, 800_000), "demo": (), "eval": range(1000)},
             control_hz=5.0,
-            critic_state_dim=3 + 1,
+            critic_state_dim=3,
             batched=batched,
         )
         cfg = EnvConfig(
@@ -144,7 +138,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
             **settings,
         )
         trials = eval_trials(cfg, spec) if mode == "eval" else None
-        arguments = {"num_envs": NUM_ENVS, "mode": mode, "chunk_size": CHUNK, "seed": 0, "trials": trials}
+        arguments = {"env_ids": range(NUM_ENVS), "mode": mode, "chunk_size": CHUNK, "seed": 0, "trials": trials}
         env = VecEnv(cfg, spec, critic_state=True, **arguments)  # type: ignore[arg-type]
         open_envs.append(env)
         return env
@@ -168,7 +162,6 @@ def assert_steps_equal(a: EnvStep, b: EnvStep) -> None:
     assert_equal(a.obs, b.obs)
     for name in ("rewards", "terminated", "truncated", "valid", "lost"):
         assert torch.equal(getattr(a, name), getattr(b, name)), name
-    assert a.episodes == b.episodes
     assert (a.final_obs is None) == (b.final_obs is None)
     if a.final_obs is not None and b.final_obs is not None:
         assert_equal(a.final_obs, b.final_obs)
@@ -185,6 +178,7 @@ def test_a_batch_plays_what_single_scenes_play(make: Make, auto_reset: bool, ign
     for seed in range(6):
         steps = [env.chunk_step(random_chunk(seed)) for env in (together, apart)]
         assert_steps_equal(*steps)
+        assert together.drain_episodes() == apart.drain_episodes()
         ended += int((steps[0].terminated | steps[0].truncated).sum())
     assert ended >= (8 if auto_reset else NUM_ENVS)
     first = together.reset().obs
@@ -196,11 +190,12 @@ def test_trials_of_an_evaluation_are_those_of_single_scenes(make: Make) -> None:
     records = []
     for batched in (True, False):
         env = make(batched, mode="eval")
-        played: list[EpisodeRecord] = []
         env.reset()
-        while not env.done:
-            played += env.chunk_step(random_chunk(len(played))).episodes
-        records.append(played)
+        for seed in range(100):
+            if env.done:
+                break
+            env.chunk_step(random_chunk(seed))
+        records.append(env.drain_episodes())
     assert records[0] == records[1]
     assert len(records[0]) == 6
 
@@ -267,7 +262,7 @@ def test_without_a_gpu_the_error_names_the_way_out() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     cfg = EnvConfig(env_type="maniskill", init_params={"sim_backend": "gpu"})
-    env = VecEnv(cfg, env_spec(cfg), num_envs=2, mode="train", chunk_size=CHUNK, seed=0)
+    env = VecEnv(cfg, env_spec(cfg), env_ids=range(2), mode="train", chunk_size=CHUNK, seed=0)
     with pytest.raises(UserError, match="sim_backend: cpu does not"):
         env.reset()
 
@@ -280,7 +275,7 @@ def toys() -> Iterator[Make]:
     def build(batched: bool, **init_params: Any) -> VecEnv:
         params = {"batched": batched, **init_params}
         cfg = EnvConfig(total_num_envs=4, max_episode_steps=12, auto_reset=True, num_processes=2, init_params=params)
-        env = VecEnv(cfg, env_spec(cfg), num_envs=4, mode="train", chunk_size=CHUNK, seed=0, critic_state=True)
+        env = VecEnv(cfg, env_spec(cfg), env_ids=range(4), mode="train", chunk_size=CHUNK, seed=0, critic_state=True)
         open_envs.append(env)
         return env
 

@@ -8,27 +8,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlinf.simulators.maniskill import Expert, Options, level
+from rlinf.simulators.maniskill import Expert, Options
 from rlinf.simulators.maniskill.assets import find_assets
 from rlinf.simulators.maniskill.expert import MAX_MOVE, MAX_TURN, euler, matrix, rotation, rotation_vector
-from rlinf.simulators.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode, variant
 from rlinf.simulators.maniskill.grasps import BAR, TABLE_Z, TIP, find_grasp, surface
+from rlinf.simulators.maniskill.judge import level
+from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, VARIANTS, episode, variant
 
 STEPS = 80
 NOTHING = np.zeros((0, 3))
 
 
 @dataclass
-class World:
-    """A stage nobody draws, and what the expert did on it."""
+class Played:
+    """A world nobody draws, and what the expert did in it."""
 
-    stage: object
+    world: object
     actions: np.ndarray
     levels: list[float]
 
     @property
     def object_name(self) -> str:
-        return self.stage.assets.objects[self.stage.episode.object.index].name
+        return self.world.assets.objects[self.world.episode.object.index].name
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +40,19 @@ def assets(maniskill_path: Path):
 @pytest.fixture
 def play(assets):
     """Plays an episode up to success, or for `more` steps after it."""
-    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.cpu.world import World
 
-    def run(name: str, obj_set: str, episode_id: int, *, noise: float = 0.0, more: int = 0) -> World:
-        world, expert, rng = World(Stage(assets), np.zeros((0, 7)), []), Expert(Options()), np.random.default_rng(0)
-        world.stage.reset(episode(PREFIX + name, obj_set, episode_id))
+    def run(name: str, obj_set: str, episode_id: int, *, noise: float = 0.0, more: int = 0) -> Played:
+        played, expert, rng = Played(World(assets), np.zeros((0, 7)), []), Expert(Options()), np.random.default_rng(0)
+        world = played.world
+        world.reset(episode(PREFIX + name, obj_set, episode_id))
         left = more
-        while world.stage.steps < STEPS and (left or not world.stage.judgement.success):
-            left -= bool(world.stage.judgement.success)
-            action = expert.act(world)
-            world.actions = np.concatenate([world.actions, action[None]])
-            judged = world.stage.step(action + noise * rng.standard_normal(7))
-            world.levels.append(level("default", judged._asdict()))
-        return world
+        while world.steps < STEPS and (left or not world.judge.judgement.success):
+            left -= bool(world.judge.judgement.success)
+            action = expert.act(played)
+            played.actions = np.concatenate([played.actions, action[None]])
+            played.levels.append(level("default", world.step(action + noise * rng.standard_normal(7))))
+        return played
 
     return run
 
@@ -66,12 +67,12 @@ def of_object(assets, name: str, number: int) -> int:
 @pytest.mark.parametrize("name", ["BBQ sauce", "ketchup bottle", "kitchen shovel", "fast food cup"])
 def test_objects_that_a_plain_recipe_misses(assets, play, name: str) -> None:
     for number in range(2):
-        world = play("Main-v3", "train", of_object(assets, name, number))
-        assert world.object_name == name
-        assert world.stage.judgement.success
-        assert len(world.actions) < 45
-        returned = sum(np.diff([0.0, *world.levels]))
-        assert world.levels[-1] == 1.2
+        played = play("Main-v3", "train", of_object(assets, name, number))
+        assert played.object_name == name
+        assert played.world.judge.judgement.success
+        assert len(played.actions) < 45
+        returned = sum(np.diff([0.0, *played.levels]))
+        assert played.levels[-1] == 1.2
         assert returned == pytest.approx(1.2, abs=1e-12)
 
 
@@ -89,9 +90,9 @@ def test_objects_that_a_plain_recipe_misses(assets, play, name: str) -> None:
     ],
 )
 def test_other_scenes(play, name: str, obj_set: str, episode_id: int) -> None:
-    world = play(name, obj_set, episode_id)
-    assert world.stage.judgement.success
-    assert world.levels[-1] == 1.2
+    played = play(name, obj_set, episode_id)
+    assert played.world.judge.judgement.success
+    assert played.levels[-1] == 1.2
 
 
 def test_noise_does_not_derail_it(assets, play) -> None:
@@ -109,10 +110,10 @@ def test_steps_are_small_and_the_same_again(assets, play) -> None:
 
 
 def test_it_leaves_the_object_on_the_plate(assets, play) -> None:
-    world = play("Main-v3", "train", of_object(assets, "bread", 0), more=10)
-    assert world.levels[-11:] == [1.2] * 11
-    assert world.actions[-1, 6] == 1.0
-    assert world.stage.gripper_pose[2] > world.stage.object_pose[2] + 0.05
+    played = play("Main-v3", "train", of_object(assets, "bread", 0), more=10)
+    assert played.levels[-11:] == [1.2] * 11
+    assert played.actions[-1, 6] == 1.0
+    assert played.world.gripper_pose[2] > played.world.object_pose[2] + 0.05
 
 
 # grasps

@@ -12,7 +12,8 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_options, env_spec, eval_trials
 from rlinf.errors import UserError
 from rlinf.simulators.maniskill import Options, spec
-from rlinf.simulators.maniskill.family import (
+from rlinf.simulators.maniskill.reset_ids import OOD, STRIDE, ShuffledIds, rows_of
+from rlinf.simulators.maniskill.tasks import (
     ENV_IDS,
     PREFIX,
     RING_YAWS,
@@ -24,10 +25,8 @@ from rlinf.simulators.maniskill.family import (
     digits,
     episode,
     places_of,
-    total_trials,
     variant,
 )
-from rlinf.simulators.maniskill.suite import OOD, STRIDE, ShuffledIds, rows_of
 
 
 def play(name: str, obj_set: str, episode_id: int) -> Episode:
@@ -57,8 +56,8 @@ def play(name: str, obj_set: str, episode_id: int) -> Episode:
     ],
 )
 def test_number_of_ids(name: str, train: int, test: int) -> None:
-    assert total_trials(PREFIX + name, "train") == train
-    assert total_trials(PREFIX + name, "test") == test
+    assert variant(PREFIX + name, "train").total == train
+    assert variant(PREFIX + name, "test").total == test
     for obj_set, total in (("train", train), ("test", test)):
         first, last = play(name, obj_set, 0), play(name, obj_set, total - 1)
         assert (first.object.index, last.object.index) == (
@@ -71,7 +70,7 @@ def test_number_of_ids(name: str, train: int, test: int) -> None:
 
 def test_seventeen_ids_and_main_with_everything() -> None:
     assert len(ENV_IDS) == 17
-    assert total_trials(PREFIX + "Main-v3", "all") == 25 * 1 * 21 * 784 * 4
+    assert variant(PREFIX + "Main-v3", "all").total == 25 * 1 * 21 * 784 * 4
 
 
 def test_places() -> None:
@@ -185,7 +184,7 @@ def test_the_shuffle_is_one(total: int) -> None:
 def test_splits_are_disjoint_and_cover(env_id: str) -> None:
     for obj_set in VARIANTS[env_id]:
         ids = spec(Options(id=env_id, obj_set=obj_set)).reset_ids
-        total = total_trials(env_id, obj_set)
+        total = variant(env_id, obj_set).total
         sample = {name: [split[len(split) * k // 50] for k in range(50)] for name, split in ids.items() if len(split)}
         for name, split in sample.items():
             assert all(0 <= i < total for i in split)

@@ -17,8 +17,8 @@ from rlinf.envs.spec import eval_trials
 from rlinf.metrics.episodes import group_rates, summarise, task_rates
 from rlinf.metrics.stats import Rate
 from rlinf.simulators.maniskill import Options, spec
-from rlinf.simulators.maniskill.family import PREFIX, VARIANTS
-from rlinf.simulators.maniskill.suite import OOD, STRIDE
+from rlinf.simulators.maniskill.reset_ids import OOD, STRIDE
+from rlinf.simulators.maniskill.tasks import PREFIX, VARIANTS
 
 ROWS = 16
 TINY = ["env.eval.num_processes=1", "env.eval.total_num_envs=1", "env.eval.init_params.image_size=32"]

@@ -1,4 +1,4 @@
-"""Our stage beside ManiSkill's own physics, controller and grasp test: whole episodes, equal to the last bit."""
+"""Our world beside ManiSkill's own physics, controller and grasp test: whole episodes, equal to the last bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf.simulators.maniskill import Options, Scene
-from rlinf.simulators.maniskill.family import PREFIX
+from rlinf.simulators.maniskill.tasks import PREFIX
 from rlinf.simulators.opengl import choose_backend
 from tests.envs.test_maniskill import BOTTLE, solve
 
@@ -23,12 +23,12 @@ def test_an_episode_with_a_grasp(reset_id: int, maniskill_path: Path) -> None:
     scene = Scene(Options(image_size=64))
     scene.reset(reset_id)
     actions, _ = solve(scene)
-    last = scene.stage.object_pose, scene.stage.plate_pose, scene.stage.arm.qpos
+    last = scene.world.object_pose, scene.world.plate_pose, scene.world.arm.qpos
     scene.reset(reset_id)
-    ours = [scene.stage.step(action) for action in actions]
+    ours = [scene.world.step(action) for action in actions]
 
     choose_backend("auto")  # ManiSkill imports MuJoCo, which reads the choice once
-    from rlinf.simulators.maniskill.registered import PutOnPlate
+    from rlinf.simulators.maniskill.gpu.registered import PutOnPlate
 
     theirs = PutOnPlate(
         task=PREFIX + "Main-v3", num_envs=1, obs_mode="none", sim_backend="physx_cpu", render_backend="cpu"

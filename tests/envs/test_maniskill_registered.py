@@ -1,4 +1,4 @@
-"""The tasks as ManiSkill environments, one env on CPU physics: beside our own stage, and the golden episodes.
+"""The tasks as ManiSkill environments, one env on CPU physics: beside our own world, and the golden episodes.
 
 All runs in one process of its own: the first picture costs seconds, and SAPIEN draws with one device per process.
 """
@@ -20,11 +20,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.simulators.maniskill import CRITIC_STATE, Options, level
-from rlinf.simulators.maniskill.batched import DISTANCES, JUDGED, BatchedScenes
-from rlinf.simulators.maniskill.family import ENV_IDS, PREFIX, VARIANTS, episode, total_trials
+from rlinf.simulators.maniskill import Batch, Options, spec
+from rlinf.simulators.maniskill.judge import Judgement
+from rlinf.simulators.maniskill.observation import DISTANCES
+from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, VARIANTS, episode, variant
 
 MAIN = PREFIX + "Main-v3"
+JUDGED = Judgement._fields
 SMALL = (60, 80)
 Run = Callable[..., Any]
 
@@ -43,7 +45,7 @@ def registered(env_id: str, obj_set: str, size: tuple[int, int] = SMALL, obs_mod
     """`gym.make` on CPU physics; in the simulator's process."""
     import gymnasium
 
-    importlib.import_module("rlinf.simulators.maniskill.registered")
+    importlib.import_module("rlinf.simulators.maniskill.gpu.registered")
     return gymnasium.make(
         env_id,
         obj_set=obj_set,
@@ -68,7 +70,7 @@ def flags(info: dict[str, Any]) -> list[bool]:
 def visit(env_id: str, obj_set: str) -> dict[str, Any]:
     """Reset, one step, a picture before and after."""
     gym_env = registered(env_id, obj_set)
-    episode_id = total_trials(env_id, obj_set) - 1
+    episode_id = variant(env_id, obj_set).total - 1
     env = begin(gym_env, episode_id)
     before = env.picture()
     action = np.array([[0.03, 0.0, -0.03, 0.0, 0.0, 0.3, -1.0]], np.float32)
@@ -77,7 +79,7 @@ def visit(env_id: str, obj_set: str) -> dict[str, Any]:
         "limit": gym_env.get_wrapper_attr("_max_episode_steps"),
         "action_space": gym_env.action_space.shape,
         "episode": env.episodes == [episode(env_id, obj_set, episode_id)],
-        "bodies": len(env._objects) + len(env._plates),
+        "bodies": len(env._bodies),
         "pictures": np.stack([before[0].numpy(), env.picture()[0].numpy()]),
         "told": env.get_language_instruction(),
         "flags": [float(reward), bool(terminated), bool(truncated), int(info["elapsed_steps"])],
@@ -136,16 +138,16 @@ def test_golden_episodes(run: Run, golden_dir: Path, max_delta: Callable[..., fl
         assert (off <= 2).mean() >= 0.999, key
 
 
-def play_beside_stage(env_id: str, episode_id: int) -> list[tuple[Any, Any]]:
-    """An expert's episode on our stage, and the same actions here; pairs of what each saw, in that order."""
+def play_beside_world(env_id: str, episode_id: int) -> list[tuple[Any, Any]]:
+    """An expert's episode in our world, and the same actions here; pairs of what each saw, in that order."""
     from rlinf.simulators.maniskill import Scene
     from rlinf.simulators.maniskill.expert import Expert
 
-    gym_env = registered(env_id, "train")  # before the studio: both must draw with the same device
+    gym_env = registered(env_id, "train")  # before the renderer: both must draw with the same device
     options = Options(id=env_id, image_size=SMALL)
     scene, expert = Scene(options), Expert(options)
-    gym_env.reset(options={"reconfigure": True})  # a new world, as the stage's: PhysX keeps contacts over resets
-    batch = BatchedScenes(gym_env.unwrapped, lambda judged: level("default", judged))
+    gym_env.reset(options={"reconfigure": True})  # a new world, as ours: PhysX keeps contacts over resets
+    batch = Batch(options, 1, gym_env.unwrapped)
     scene.reset(episode_id)
     batch.reset([0], [episode_id])
     pairs: list[tuple[Any, Any]] = [(scene.observe(), batch.observe([0])[0])]
@@ -159,18 +161,18 @@ def play_beside_stage(env_id: str, episode_id: int) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def test_an_expert_episode_is_that_of_the_stage(run: Run, max_delta: Callable[..., float]) -> None:
+def test_an_expert_episode_is_that_of_our_world(run: Run, max_delta: Callable[..., float]) -> None:
     """Rewards and flags are equal throughout, poses until a contact enlarges what the two controllers round.
 
     ManiSkill moves the arm with torch, whose vector math rounds by processor: the poses of a free motion are equal on
     some and 1e-6 apart on others, and a grasp makes more of it.
     """
-    pairs = run(play_beside_stage, MAIN, 107417)
+    pairs = run(play_beside_world, MAIN, 107417)
     returned, touched = 0.0, False
     for ours, theirs in pairs:
         if isinstance(ours, dict):
             assert theirs["task_description"] == ours["task_description"]
-            assert ours["critic_state"].shape == (CRITIC_STATE,)
+            assert ours["critic_state"].shape == (spec(Options()).critic_state_dim,)
             if not touched:
                 for name in ("states", "critic_state"):
                     max_delta(name, theirs[name], ours[name], 1e-5)
@@ -188,7 +190,7 @@ def test_an_expert_episode_is_that_of_the_stage(run: Run, max_delta: Callable[..
 def save_and_restore() -> dict[str, Any]:
     """Two chunks after a saved state, and after restoring it twice."""
     env = begin(registered(MAIN, "train"), 5000)
-    batch = BatchedScenes(env, lambda judged: level("default", judged))
+    batch = Batch(Options(), 1, env)
     batch.reset([0], [5000])
     actions = np.random.default_rng(0).uniform(-0.02, 0.02, (1, 8, 7)).astype(np.float32)
     batch.step_chunk([0], actions, [8], stop_on_success=False, record=[False])
@@ -245,11 +247,11 @@ def test_gym_users_get_the_same_picture_and_clear_errors(run: Run) -> None:
 
 
 def compose_both_ways(area: str) -> tuple[np.ndarray, np.ndarray]:
-    """Three masks at once in torch, and one by one as the studio does."""
+    """Three masks at once in torch, and one by one as the CPU's renderer does."""
     from rlinf.simulators.maniskill.assets import find_assets
-    from rlinf.simulators.maniskill.batched_picture import Backdrops
-    from rlinf.simulators.maniskill.family import Texture
+    from rlinf.simulators.maniskill.gpu.backdrops import Backdrops
     from rlinf.simulators.maniskill.picture import blend, compose
+    from rlinf.simulators.maniskill.tasks import Texture
 
     registered(MAIN, "train")  # reading a picture needs a renderer
     assets = find_assets([(PREFIX + "VisionTexture03-v1", "test")])
@@ -282,9 +284,9 @@ def test_textures_of_a_batch_are_those_of_single_pictures(run: Run, area: str) -
 
 def judge_two_rows() -> list[list[list[bool]]]:
     """Row 0 grasps for six steps; row 1 is reset in between and grasps for two."""
-    from rlinf.simulators.maniskill.batched_judge import Judge
+    from rlinf.simulators.maniskill.gpu.judge import BatchJudge
 
-    judge = Judge(2, torch.device("cpu"))
+    judge = BatchJudge(2, torch.device("cpu"))
     sizes = torch.tensor([[0.04, 0.04, 0.02]]).expand(2, 3)
     judge.begin([0, 1], sizes, sizes)
     over, force = torch.tensor([[0.0, 0.02, 0.02], [0.0, 0.04, 0.02]]), torch.tensor([[0.0, 0.0, 1.0]]).expand(2, 3)
@@ -297,7 +299,7 @@ def judge_two_rows() -> list[list[list[bool]]]:
         grasping = torch.tensor([True, step in (0, 5)])
         for _ in range(2):  # asking twice changes nothing
             info = judge.judge(elapsed, over, force, grasping)
-        seen.append([info[name].tolist() for name in JUDGED])
+        seen.append([flag.tolist() for flag in info])
     return seen
 
 

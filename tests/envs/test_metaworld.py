@@ -1,4 +1,4 @@
-"""The MetaWorld scene against MetaWorld itself: equal starts, equal pixels, and scenes that share a stage."""
+"""The MetaWorld scene against MetaWorld itself: equal starts, equal pixels, and scenes that share a world."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec, ids_of_task
 from rlinf.simulators.contract import TASK_STRIDE
-from rlinf.simulators.metaworld import Options, Scene, all_tasks, task_table
+from rlinf.simulators.metaworld import Options, Scene
+from rlinf.simulators.metaworld.tasks import all_tasks, task_table
 from rlinf.simulators.opengl import choose_backend
 
 choose_backend("auto")  # MuJoCo reads it when it is imported
@@ -28,6 +29,11 @@ def scene(task: str, layout: int, **options: Any) -> Scene:
     made = Scene(Options(task_suite_name=task, **(options or FAST)))
     made.reset(reset_id(task, layout))
     return made
+
+
+def image(made: Scene) -> np.ndarray:
+    """What the camera sees; a scene gives a function that fetches it."""
+    return made.observe()["images"]()
 
 
 def actions(seed: int, count: int = 6) -> np.ndarray:
@@ -64,12 +70,12 @@ def test_our_reset_equals_the_published_one(task: str) -> None:
     ours = scene(task, 7)
     ours.step_chunk(actions(0, 20), stop_on_success=False, record=False)
     ours.reset(reset_id(task, 3))
-    theirs = published_start(task, ours._stage.env._last_rand_vec.copy())
-    assert np.array_equal(ours.full_observation(), theirs._last_stable_obs)
+    theirs = published_start(task, ours.world().env._last_rand_vec.copy())
+    assert np.array_equal(ours.world().obs, theirs._last_stable_obs)
     for action in actions(1):
         obs, *_, info = theirs.step(action)
         result = ours.step_chunk(action[None], stop_on_success=False, record=False)
-        assert np.array_equal(ours.full_observation(), obs)
+        assert np.array_equal(ours.world().obs, obs)
         assert result.success[0] == bool(info["success"])
     theirs.close()
     ours.close()
@@ -78,22 +84,22 @@ def test_our_reset_equals_the_published_one(task: str) -> None:
 def test_exact_pixels_are_the_published_ones() -> None:
     ours = scene("button-press-v3", 5, image_size=480)
     theirs = published_start(
-        "button-press-v3", ours._stage.env._last_rand_vec.copy(), render_mode="rgb_array", camera_id=2
+        "button-press-v3", ours.world().env._last_rand_vec.copy(), render_mode="rgb_array", camera_id=2
     )
-    assert np.array_equal(ours.observe()["images"], theirs.render()[::-1, ::-1])
+    assert np.array_equal(image(ours), theirs.render()[::-1, ::-1])
     theirs.close()
     ours.close()
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-def test_scenes_that_share_a_stage_do_not_touch_each_other(limit: int) -> None:
+def test_scenes_that_share_a_world_do_not_touch_each_other(limit: int) -> None:
     """Interleaved scenes (with limit 1: rebuilt at every turn) equal each one played alone."""
     tasks = ["hammer-v3", "drawer-open-v3", "hammer-v3"]
     options = FAST | {"max_loaded_tasks": limit}
 
     def play(made: Scene, seed: int) -> tuple[np.ndarray, np.ndarray]:
         made.step_chunk(actions(seed), stop_on_success=False, record=False)
-        return made.observe()["images"].copy(), made.full_observation().copy()
+        return image(made).copy(), made.world().obs.copy()
 
     together = [scene(task, i, **options) for i, task in enumerate(tasks)]
     mixed = [[play(s, 10 * i + turn) for i, s in enumerate(together)] for turn in range(2)]
@@ -102,8 +108,8 @@ def test_scenes_that_share_a_stage_do_not_touch_each_other(limit: int) -> None:
     for i, task in enumerate(tasks):
         alone = scene(task, i, **options)
         for turn in range(2):
-            image, obs = play(alone, 10 * i + turn)
-            assert np.array_equal(image, mixed[turn][i][0])
+            pixels, obs = play(alone, 10 * i + turn)
+            assert np.array_equal(pixels, mixed[turn][i][0])
             assert np.array_equal(obs, mixed[turn][i][1])
         alone.close()
 
@@ -120,7 +126,7 @@ def test_fast_and_decimated_images_resemble_the_exact_ones() -> None:
         scene("drawer-close-v3", 1, image_size=128, **kw)
         for kw in ({}, {"render": "fast", "decimate": False}, {"render": "fast"})
     ]
-    exact, fast, thin = (s.observe()["images"].astype(float) for s in made)
+    exact, fast, thin = (image(s).astype(float) for s in made)
     assert 0 < np.abs(fast - exact).mean() < 20
     assert 0 < np.abs(thin - fast).mean() < 6
     for s in made:
@@ -154,30 +160,30 @@ def test_experts_succeed_and_labels_are_clean(demos: list[Demo]) -> None:
 
 def test_images_drawn_side_by_side() -> None:
     """What a GPU does with the scenes of a process: drawn on one sheet, fetched together, as if drawn alone."""
-    from rlinf.simulators.metaworld.stage import Canvas
+    from rlinf.simulators.metaworld.renderer import Renderer
 
     played = scene("handle-press-side-v3", 4)
-    stage, options = played._stage, played.options
-    alone, sheets = Canvas(stage.model, options, 1), Canvas(stage.model, options, 2)
+    world, options = played.world(), played.options
+    alone, sheets = Renderer(world.model, options, 1), Renderer(world.model, options, 2)
     wanted, drawn = [], []
     for i in range(7):  # one sheet full, the next begun
         played.step_chunk(actions(i), stop_on_success=False, record=False)
-        wanted.append(alone.draw(stage.data)())
-        drawn.append(sheets.draw(stage.data))
-    sheets.close()  # a stage may go while its images are still to be fetched
-    images = [image() for image in drawn]
+        wanted.append(alone.draw(world.data)())
+        drawn.append(sheets.draw(world.data))
+    sheets.close()  # a world may be freed while its images are still to be fetched
+    images = [fetch() for fetch in drawn]
     alone.close()
     played.close()
     for one, other in zip(wanted, images, strict=True):
         assert np.mean(one == other) > 0.999  # software rasters an edge pixel differently at another place
-    assert len({image.tobytes() for image in images}) == 7
+    assert len({pixels.tobytes() for pixels in images}) == 7
 
 
 def test_a_process_fetches_images_after_all_scenes_were_observed() -> None:
     first, second = scene("handle-press-side-v3", 4), scene("handle-press-side-v3", 5)
-    soon = [s.observe_soon()["images"] for s in (first, second)]
-    assert np.array_equal(soon[0](), first.observe()["images"])
-    assert np.array_equal(soon[1](), second.observe()["images"])
-    assert not np.array_equal(soon[0](), soon[1]())
+    fetch = [s.observe()["images"] for s in (first, second)]
+    assert np.array_equal(fetch[0](), image(first))
+    assert np.array_equal(fetch[1](), image(second))
+    assert not np.array_equal(fetch[0](), fetch[1]())
     first.close()
     second.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import rlinf.simulators
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import (
     available_simulators,
@@ -16,6 +19,7 @@ from rlinf.envs.spec import (
     eval_trials,
     find_simulator,
     ids_of_task,
+    own_simulators,
 )
 from rlinf.errors import UserError
 from rlinf.simulators.contract import IdGrid
@@ -111,3 +115,20 @@ def test_specs_need_neither_torch_nor_the_simulator() -> None:
         "print([m for m in ('torch', 'mujoco', 'metaworld', 'ray') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_simulators_need_nothing_but_numpy_and_python_310() -> None:
+    """What a simulator process imports before it makes a scene, in an interpreter that has nothing else installed."""
+    code = (
+        "import importlib, sys\n"
+        "class OnlyNumpy:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.partition('.')[0] not in (*sys.stdlib_module_names, 'numpy', 'rlinf'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, OnlyNumpy())\n"
+        f"for name in {[*own_simulators().values(), 'rlinf.simulators.child_program']!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for path in Path(rlinf.simulators.__path__[0]).rglob("*.py"):
+        ast.parse(path.read_text(), feature_version=(3, 10))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from rlinf.data.types import EnvStep
 from rlinf.envs.config import EnvConfig, VideoConfig
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
-from rlinf.envs.video import VideoRecorder
+from rlinf.envs.video import VideoRecorder, draw_lines, enlarge, tile
 from rlinf.errors import UserError
 
 CHUNK = 4
@@ -34,7 +35,13 @@ def make() -> Iterator[Make]:
         trials = eval_trials(cfg, spec) if mode == "eval" else None
         own = {"seed": 0, "critic_state": True} | own
         env = VecEnv(
-            cfg, spec, num_envs=num_envs, first_env=first_env, mode=mode, chunk_size=CHUNK, trials=trials, **own
+            cfg,
+            spec,
+            env_ids=range(first_env, first_env + num_envs),
+            mode=mode,
+            chunk_size=CHUNK,
+            trials=trials,
+            **own,
         )
         open_envs.append(env)
         return env
@@ -75,7 +82,9 @@ def play(env: VecEnv, chunks: int, policy: Callable[[EnvStep], torch.Tensor]) ->
 
 
 def test_an_ended_episode_waits_for_the_reset(make: Make) -> None:
-    steps = play(make(), 4, half_expert)
+    env = make()
+    steps = play(env, 4, half_expert)
+    records = {r.env_id: r for r in env.drain_episodes()}
     ended = [s.terminated[0].any().item() for s in steps]
     first = ended.index(True)
     at = int(steps[first].terminated[0].float().argmax())
@@ -87,10 +96,10 @@ def test_an_ended_episode_waits_for_the_reset(make: Make) -> None:
         assert torch.equal(s.obs.images[0], steps[first].obs.images[0])
     assert [s.truncated[1].tolist() for s in steps][2] == [False, False, False, True]  # row 1 reached 12 steps
     assert not steps[3].valid.any()
-    record = next(r for s in steps for r in s.episodes if r.env_id == 0)
+    assert (len(records), env.drain_episodes()) == (2, [])
+    record, failed = records[0], records[1]
     assert record.steps == first * CHUNK + at + 1
     assert (record.success_once, record.success_at_end, record.episode_return) == (True, True, 1.0)
-    failed = next(r for s in steps for r in s.episodes if r.env_id == 1)
     assert (failed.steps, failed.success_once, failed.episode_return) == (12, False, 0.0)
 
 
@@ -138,7 +147,8 @@ def test_ignoring_terminations_keeps_both_success_measures(make: Make) -> None:
         return actions if step.obs.critic_state[0, -1] < 0.5 else -torch.ones_like(actions)  # type: ignore[index]
 
     env = make(1, ignore_terminations=True, max_episode_steps=16)
-    record = next(r for s in play(env, 4, leave) for r in s.episodes)
+    play(env, 4, leave)
+    (record,) = env.drain_episodes()
     assert (record.steps, record.success_once, record.success_at_end) == (16, True, False)
     assert record.episode_return == 0.0  # relative reward: +1 when reached, -1 when left
 
@@ -167,7 +177,7 @@ def test_auto_reset_gives_the_last_and_the_next_observation(make: Make) -> None:
     assert final.critic_state is not None
     agent, target, elapsed = final.critic_state[0, :2], final.critic_state[0, 2:4], final.critic_state[0, 4]
     assert torch.linalg.norm(agent - target) <= 0.25
-    assert elapsed == step.episodes[0].steps / 12
+    assert elapsed == env.drain_episodes()[0].steps / 12
     assert step.obs.critic_state is not None
     assert step.obs.critic_state[0, 4] == 0
     assert not torch.equal(step.obs.images[0], final.images[0])
@@ -175,7 +185,8 @@ def test_auto_reset_gives_the_last_and_the_next_observation(make: Make) -> None:
 
 def test_reset_ids_do_not_depend_on_how_envs_are_spread(make: Make) -> None:
     def records(env: VecEnv) -> list[tuple[int, int]]:
-        return [(r.env_id, r.reset_id) for s in play(env, 6, lambda s: idle(env)) for r in s.episodes]
+        play(env, 6, lambda s: idle(env))
+        return [(r.env_id, r.reset_id) for r in env.drain_episodes()]
 
     settings = {"total_num_envs": 4, "group_size": 2, "auto_reset": True}
     whole = records(make(4, **settings))
@@ -189,7 +200,10 @@ def test_reset_ids_do_not_depend_on_how_envs_are_spread(make: Make) -> None:
 def test_ordered_and_fixed_ids(make: Make) -> None:
     env = make(2, use_ordered_reset_state_ids=True)
     ids = env.spec.reset_ids["train"]
-    played = [[r.reset_id for s in play(env, 3, lambda s: idle(env)) for r in s.episodes] for _ in range(2)]
+    played = []
+    for _ in range(2):
+        play(env, 3, lambda s: idle(env))
+        played.append([r.reset_id for r in env.drain_episodes()])
     assert played == [[ids[0], ids[1]], [ids[2], ids[3]]]
     env = make(2, use_fixed_reset_state_ids=True)
     assert torch.equal(env.reset().obs.images, env.reset().obs.images)
@@ -197,11 +211,11 @@ def test_ordered_and_fixed_ids(make: Make) -> None:
 
 def test_evaluation_plays_every_trial_once(make: Make) -> None:
     env = make(3, mode="eval", num_trials=7, ignore_terminations=True, num_processes=2, python=sys.executable)
-    step, records = env.reset(), []
+    step = env.reset()
     assert not env.done
     while not env.done:
         step = env.chunk_step(expert(step))
-        records += step.episodes
+    records = env.drain_episodes()
     assert sorted(r.reset_id for r in records) == sorted(eval_trials(env.cfg, env.spec))
     assert [r.steps for r in records] == [12] * 7
     assert all(r.success_once for r in records)
@@ -221,7 +235,7 @@ def test_offload_and_back_changes_nothing(make: Make) -> None:
         a, b = env.chunk_step(idle(env) - 0.2), twin.chunk_step(idle(env) - 0.2)
         assert torch.equal(a.obs.images, b.obs.images)
         assert torch.equal(a.truncated, b.truncated)
-        assert a.episodes == b.episodes
+        assert env.drain_episodes() == twin.drain_episodes()
 
 
 def test_bad_actions_are_refused(make: Make) -> None:
@@ -258,3 +272,26 @@ def test_video_holds_every_step_of_the_first_envs(make: Make, tmp_path: Path) ->
         assert file.streams.video[0].average_rate == 10
     assert len(frames) == 1 + 12
     assert frames[0].shape == (128, 256, 3)  # two tiles in a row, enlarged
+
+
+def test_captions_stand_on_a_band_and_are_cut_at_the_border() -> None:
+    pytest.importorskip("PIL")
+    plain = np.full((128, 160, 3), 90, np.uint8)
+    drawn = draw_lines(plain, ["reach-red", "step 3"])
+    band = int((drawn[:, -1, 0] == 30).sum())  # rows, darkened to a third
+    assert 128 // 8 < band < 128 // 4
+    assert np.array_equal(drawn[band:], plain[band:])
+    upper, lower = np.split(drawn[: band - 1].max(-1), 2)
+    assert min((upper > 200).sum(), (lower > 200).sum()) > 20  # letters in both lines
+    long = draw_lines(plain, ["w" * 200])
+    assert long.shape == plain.shape
+    assert (long[:, -8:] > 200).any()  # the line runs up to the border
+    assert np.array_equal(draw_lines(plain, []), plain)
+
+
+def test_small_images_are_enlarged_and_tiled_with_even_sides() -> None:
+    assert enlarge(np.zeros((48, 64, 3), np.uint8)).shape == (144, 192, 3)
+    assert enlarge(np.zeros((200, 200, 3), np.uint8)).shape == (200, 200, 3)
+    grid = tile([np.full((129, 131, 3), i, np.uint8) for i in (1, 2, 3)])
+    assert grid.shape == (130, 394, 3)
+    assert [int(grid[0, x, 0]) for x in (0, 131, 262, 393)] == [1, 2, 3, 0]

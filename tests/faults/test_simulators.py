@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,7 +38,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         cfg = EnvConfig(**{"env_type": "toy"} | defaults | settings)
         spec = env_spec(cfg)
         trials = eval_trials(cfg, spec) if mode == "eval" else None
-        env = VecEnv(cfg, spec, num_envs=num_envs, first_env=0, mode=mode, chunk_size=CHUNK, seed=0, trials=trials)
+        env = VecEnv(cfg, spec, env_ids=range(num_envs), mode=mode, chunk_size=CHUNK, seed=0, trials=trials)
         open_envs.append(env)
         return env
 
@@ -65,7 +66,7 @@ def test_a_killed_simulator_restarts_and_its_steps_are_masked(make: Make) -> Non
     ends = [s.truncated.any(1).tolist() for s in after]
     assert ends[0] == [False, False, True, True]  # the survivors end on time
     assert ends[2] == [True, True, False, False]  # the restarted ones two chunks later
-    assert [r.env_id for s in after for r in s.episodes] == [2, 3, 0, 1]
+    assert [r.env_id for r in env.drain_episodes()] == [2, 3, 0, 1]
 
 
 def test_a_hung_simulator_meets_its_deadline_while_the_others_step(make: Make) -> None:
@@ -109,10 +110,10 @@ def test_a_simulator_that_never_recovers_stops_the_run_by_name(make: Make) -> No
 
 def test_a_lost_trial_is_played_again(make: Make) -> None:
     env = make(2, mode="eval", num_trials=4, fault={"fault": "crash"})
-    step, records = env.reset(), []
+    env.reset()
     while not env.done:
-        step = env.chunk_step(idle(env))
-        records += step.episodes
+        env.chunk_step(idle(env))
+    records = env.drain_episodes()
     assert env.num_restarts == 1
     assert sorted(r.reset_id for r in records) == sorted(eval_trials(env.cfg, env.spec))
 
@@ -134,6 +135,26 @@ def test_demonstrations_of_a_dead_simulator_stop_with_the_same_line(
     cfg = EnvConfig(env_type="toy", num_processes=1)
     with DemoPlayer(cfg, env_spec(cfg)) as player, pytest.raises(SimulatorError, match=r"the driver went away$"):
         list(player.play([DemoJob(reset_id=100_000, max_steps=1)]))
+
+
+@pytest.mark.parametrize("fault", ["crash", "raise"])
+def test_a_demonstration_whose_simulator_dies_is_played_again(tmp_path: Path, fault: str) -> None:
+    jobs = [DemoJob(reset_id, max_steps=40, noise_std=0.6, noise_seed=reset_id) for reset_id in range(100_000, 100_005)]
+    played = []
+    for params in ({}, {"fault": fault, "fault_times": 2, "fault_file": str(tmp_path / "faults")}):
+        cfg = EnvConfig(env_type="toy", num_processes=2, init_params=params)
+        with DemoPlayer(cfg, env_spec(cfg)) as player:
+            played.append(list(player.play(jobs)))
+            assert player._fleet.num_restarts == (2 if params else 0)
+    for calm, faulty in zip(*played, strict=True):
+        assert (calm.job, calm.task, calm.description, calm.success) == (
+            faulty.job,
+            faulty.task,
+            faulty.description,
+            True,
+        )
+        for name in ("images", "states", "labels", "actions", "critic_state"):
+            assert np.array_equal(getattr(calm, name), getattr(faulty, name)), name
 
 
 def test_a_missing_package_names_itself_and_the_cure(
@@ -189,7 +210,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
         "from rlinf.envs.vec import VecEnv\n"
         f"params = {{'fault': 'hang', 'fault_file': {str(tmp_path / 'faults')!r}}}\n"
         "cfg = EnvConfig(env_type='toy', total_num_envs=2, num_processes=2, init_params=params)\n"
-        "env = VecEnv(cfg, env_spec(cfg), num_envs=2, first_env=0, mode='train', chunk_size=1, seed=0)\n"
+        "env = VecEnv(cfg, env_spec(cfg), env_ids=[0, 1], mode='train', chunk_size=1, seed=0)\n"
         "env.reset()\n"
         "print(*env._fleet.pids(), flush=True)\n"
         "env.chunk_step(torch.zeros(2, 1, 2))\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlinf.simulators.calvin import Options
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, ids_of, start_of
 
 
@@ -21,30 +22,30 @@ def stored(golden_dir: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def stage(calvin_path: Path):
-    from rlinf.simulators.calvin.stage import Stage
+def world(calvin_path: Path):
+    from rlinf.simulators.calvin.world import World
 
-    made = Stage(calvin_path)
+    made = World(calvin_path, Options(renderer="tiny"))
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("scene", "ABCD")
-def test_rollout(scene: str, stored, stage, max_delta) -> None:
+def test_rollout(scene: str, stored, world, max_delta) -> None:
     """One Bullet client plays the four scenes: what it did before does not matter."""
     own = {key.removeprefix(f"{scene}."): value for key, value in stored.items() if key.startswith(f"{scene}.")}
-    stage.reset(scene, own.pop("robot0"), own.pop("scene0"))
-    max_delta(f"{scene}.static0", stage.static_image(), own.pop("static0"), 0)
-    max_delta(f"{scene}.gripper0", stage.wrist_image(), own.pop("gripper0"), 0)
+    world.reset(scene, own.pop("robot0"), own.pop("scene0"))
+    max_delta(f"{scene}.static0", world.static_image(), own.pop("static0"), 0)
+    max_delta(f"{scene}.gripper0", world.wrist_image(), own.pop("gripper0"), 0)
     robot, blocks = [], []
     for action in own.pop("actions"):
-        stage.step(action)
-        robot.append(stage.robot_obs())
-        blocks.append(stage.scene_obs())
+        world.step(action)
+        robot.append(world.robot_obs())
+        blocks.append(world.scene_obs())
     max_delta(f"{scene}.robot", np.array(robot), own.pop("robot"), 0)
     max_delta(f"{scene}.scene", np.array(blocks), own.pop("scene"), 0)
-    max_delta(f"{scene}.static120", stage.static_image(), own.pop("static120"), 0)
-    max_delta(f"{scene}.gripper120", stage.wrist_image(), own.pop("gripper120"), 0)
+    max_delta(f"{scene}.static120", world.static_image(), own.pop("static120"), 0)
+    max_delta(f"{scene}.gripper120", world.wrist_image(), own.pop("gripper120"), 0)
     assert not own
 
 

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.maniskill_env import published_world
 from rlinf.simulators.maniskill.assets import Assets, find_assets
-from rlinf.simulators.maniskill.family import episode, total_trials
-from rlinf.simulators.maniskill.suite import rows_of
+from rlinf.simulators.maniskill.constants import NATIVE_SIZE
+from rlinf.simulators.maniskill.reset_ids import rows_of
+from rlinf.simulators.maniskill.tasks import episode, variant
 
 ROLLING = "MultiCarrot-v1.test.2"
 STATE_BOUND, PIXEL_BOUND, PIXEL_SHARE = 1e-4, 2, 0.99
@@ -41,9 +43,9 @@ def assets(maniskill_path: Path, listed: list[dict[str, Any]]) -> Assets:
 
 @pytest.fixture(scope="module")
 def picture(assets: Assets) -> Callable[[Any, Any], np.ndarray]:
-    from rlinf.simulators.maniskill.studio import NATIVE_SIZE, studio
+    from rlinf.simulators.maniskill.cpu.renderer import shared_renderer
 
-    return studio(assets, NATIVE_SIZE, "minimal").picture
+    return shared_renderer(assets, NATIVE_SIZE, "minimal").picture
 
 
 def test_every_key_is_compared(listed, stored) -> None:
@@ -58,7 +60,7 @@ def test_ids_mean_the_published_scenes(listed, stored, assets, max_delta) -> Non
         object_, plate = assets.objects[own.object.index], assets.plates[own.plate.index]
         assert (object_.folder.name, plate.folder.name) == (row["object"], row["plate"]), key
         assert own.instruction(object_.name, plate.name) == row["instruction"], key
-        assert total_trials(row["env_id"], row["obj_set"]) == row["total"], key
+        assert variant(row["env_id"], row["obj_set"]).total == row["total"], key
         max_delta(f"{key}.obj0", np.float32(own.object.position + own.object.quaternion), stored[f"{key}.obj0"], 0)
         max_delta(f"{key}.plate0", np.float32(own.plate.position + own.plate.quaternion), stored[f"{key}.plate0"], 0)
         max_delta(f"{key}.qpos0", np.float32(own.qpos), stored[f"{key}.qpos0"], 0)
@@ -67,33 +69,33 @@ def test_ids_mean_the_published_scenes(listed, stored, assets, max_delta) -> Non
 @pytest.mark.parametrize("layout", ["ours", "published"])
 def test_ten_actions(layout: str, listed, stored, assets, max_delta) -> None:
     """Ours is a new world per episode; published keeps one per id and obj_set, with everything in it."""
-    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.cpu.world import World
 
-    worlds: dict[str, Stage] = {}
+    worlds: dict[str, World] = {}
     for row in listed:
         key = row["key"]
-        stage = worlds.setdefault(
-            key[:-2] if layout == "published" else "", Stage(assets, parked=layout == "published")
+        world = worlds.setdefault(
+            key[:-2] if layout == "published" else "", (published_world if layout == "published" else World)(assets)
         )
-        stage.reset(episode(row["env_id"], row["obj_set"], row["episode_id"]))
-        max_delta(f"{key}.obj0", stage.object_pose, stored[f"{key}.obj0"], 0)
-        max_delta(f"{key}.plate0", stage.plate_pose, stored[f"{key}.plate0"], 0)
-        max_delta(f"{key}.qpos0", stage.arm.qpos, stored[f"{key}.qpos0"], 0)
-        flags = [stage.step(action) for action in stored[f"{key}.actions"]]
+        world.reset(episode(row["env_id"], row["obj_set"], row["episode_id"]))
+        max_delta(f"{key}.obj0", world.object_pose, stored[f"{key}.obj0"], 0)
+        max_delta(f"{key}.plate0", world.plate_pose, stored[f"{key}.plate0"], 0)
+        max_delta(f"{key}.qpos0", world.arm.qpos, stored[f"{key}.qpos0"], 0)
+        flags = [world.step(action) for action in stored[f"{key}.actions"]]
         assert np.array_equal(np.array(flags), stored[f"{key}.flags"]), key
-        max_delta(f"{key}.qpos10", stage.arm.qpos, stored[f"{key}.qpos10"], STATE_BOUND)
+        max_delta(f"{key}.qpos10", world.arm.qpos, stored[f"{key}.qpos10"], STATE_BOUND)
         if layout == "published" or key != ROLLING:
-            max_delta(f"{key}.obj10", stage.object_pose, stored[f"{key}.obj10"], STATE_BOUND)
+            max_delta(f"{key}.obj10", world.object_pose, stored[f"{key}.obj10"], STATE_BOUND)
 
 
 def test_pictures(listed, stored, assets, picture) -> None:
-    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.cpu.world import World
 
-    stage = Stage(assets)
+    world = World(assets)
     for row in listed:
         key = row["key"]
-        stage.reset(episode(row["env_id"], row["obj_set"], row["episode_id"]))
-        ours = picture(stage.view(), stage.episode)[::2, ::2]
+        world.reset(episode(row["env_id"], row["obj_set"], row["episode_id"]))
+        ours = picture(world.view(), world.episode)[::2, ::2]
         away = np.abs(ours.astype(int) - stored[f"{key}.image0"]).max(-1)
         share = float((away <= PIXEL_BOUND).mean())
         print(f"{key}.image0: {share:.5f} of pixels within {PIXEL_BOUND}, max |Δ| = {away.max()}")

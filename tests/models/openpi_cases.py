@@ -6,7 +6,7 @@ import torch
 
 from rlinf.compat.policies import policy_class
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.models.openpi.config import Config, OpenPiOptions
 from rlinf.models.openpi.conventions import CONVENTIONS
 from rlinf.models.openpi.policy import Policy
@@ -59,4 +59,4 @@ def observation(cfg: Config, rows: int = 6, seed: int = 0, size: int = 48) -> Ob
 
 
 def noise(rows: int = 6, *, first: int = 0, chunk: int = 0) -> Noise:
-    return Noise(seed=1, at=Moment(0, 0, chunk), env_ids=range(first, first + rows))
+    return Noise(seed=1, at=ChunkIndex(0, 0, chunk), env_ids=range(first, first + rows))

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.models.config import ModelConfig, PolicySpec, available_models, find_config
 from rlinf.models.nn.graphs import GradientRecorder, Recorder
 from rlinf.models.policy import find_policy
@@ -73,7 +73,7 @@ def test_acting_reads_nothing_back(cfg: ModelConfig, rows: int):
 
     recorder.function = watched
     for mode in ("train", "eval"):  # tables that are made once and kept are made here
-        noise = Noise(seed=0, at=Moment(0, 0, 0), env_ids=range(rows))
+        noise = Noise(seed=0, at=ChunkIndex(0, 0, 0), env_ids=range(rows))
         policy.predict(observation(policy.spec, rows), mode=mode, noise=noise)
     assert [options["train"] for _, options, _ in calls] == [True, False]
     for given, options, seen in calls:
@@ -95,7 +95,7 @@ def test_imitating_reads_nothing_back(cfg: ModelConfig, rows: int):
         return calls[-1][1]
 
     recorder.function = watched
-    noise = Noise(seed=0, at=Moment(0, 0, 0), env_ids=range(rows))
+    noise = Noise(seed=0, at=ChunkIndex(0, 0, 0), env_ids=range(rows))
     actions = torch.zeros(rows, policy.spec.num_action_chunks, policy.spec.action_dim)
     policy.sft_loss(observation(policy.spec, rows), actions, noise=noise, draws=2).backward()
     ((given, seen),) = calls

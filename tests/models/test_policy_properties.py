@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, PolicyEval, PolicyOutput
+from rlinf.data.types import ChunkIndex, PolicyEval, PolicyOutput
 from rlinf.models.config import ModelConfig
 from rlinf.models.files import lora
 from rlinf.models.files.pretrained import PretrainedPolicy
@@ -125,7 +125,7 @@ def structure(request: pytest.FixtureRequest) -> PretrainedPolicy:
 
 
 def noise(rows: Iterable[int] = range(ROWS)) -> Noise:
-    return Noise(seed=7, at=Moment(0, 0, 0), env_ids=list(rows))
+    return Noise(seed=7, at=ChunkIndex(0, 0, 0), env_ids=list(rows))
 
 
 def rolled_out(policy: PretrainedPolicy, rows: list[int] | None = None) -> PolicyOutput:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.errors import UserError
 from rlinf.models.files import lora
 from rlinf.models.openvla.config import Config as OpenVla
@@ -75,7 +75,7 @@ def observation(cfg: PrismaticConfig, wrists: int | None = None) -> Observation:
 
 
 def noise(env_ids=range(ROWS)) -> Noise:
-    return Noise(seed=7, at=Moment(0, 0, 0), env_ids=list(env_ids))
+    return Noise(seed=7, at=ChunkIndex(0, 0, 0), env_ids=list(env_ids))
 
 
 def gap(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -206,7 +206,7 @@ def test_eval_temperature():
     cfg = replace(POLICIES["oft"][0], temperature_eval=0.6)
     policy = build(cfg)
     drawn = [
-        policy.predict(observation(cfg), mode="eval", noise=Noise(seed=s, at=Moment(0, 0, 0), env_ids=range(ROWS)))
+        policy.predict(observation(cfg), mode="eval", noise=Noise(seed=s, at=ChunkIndex(0, 0, 0), env_ids=range(ROWS)))
         for s in (1, 1, 2)
     ]
     assert torch.equal(drawn[0].actions, drawn[1].actions)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rlinf.config.schema import OptimConfig
 from rlinf.data.noise import Noise
-from rlinf.data.types import Moment, Observation
+from rlinf.data.types import ChunkIndex, Observation
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
 from rlinf.models.files import lora, policy_folder
@@ -156,7 +156,7 @@ def observation(policy: PretrainedPolicy) -> Observation:
 
 
 def noise() -> Noise:
-    return Noise(seed=7, at=Moment(0, 0, 0), env_ids=range(ROWS))
+    return Noise(seed=7, at=ChunkIndex(0, 0, 0), env_ids=range(ROWS))
 
 
 def actions(policy: PretrainedPolicy) -> torch.Tensor:

@@ -5,13 +5,10 @@ Written against doubles: no machine with several GPUs was at hand (docs/cluster.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 from rlinf.placement.plan import Plan
-
-EGL_CUDA_DEVICE_NV = 0x323A  # attribute of an EGL device: its CUDA number
-MAX_EGL_DEVICES = 64
+from rlinf.simulators.opengl import egl_cuda_numbers as egl_cuda_numbers
 
 
 def wanted_devices(plan: Plan) -> dict[int, int]:
@@ -49,27 +46,3 @@ def crowded_teams(plan: Plan) -> frozenset[str]:
     used = {name: [(slot.node, device) for slot in team for device in slot.devices] for name, team in slots.items()}
     shared = {name for name, devices in used.items() if len(devices) != len(set(devices))}
     return frozenset(shared | {name for name, team in slots.items() if not all(slot.devices for slot in team)})
-
-
-def egl_cuda_numbers() -> list[int | None]:
-    """The CUDA number of every EGL device of this machine; empty where there is no EGL."""
-    try:
-        egl = ctypes.CDLL("libEGL.so.1")
-    except OSError:
-        return []
-    egl.eglGetProcAddress.restype = ctypes.c_void_p
-    query_devices = egl.eglGetProcAddress(b"eglQueryDevicesEXT")
-    query_attribute = egl.eglGetProcAddress(b"eglQueryDeviceAttribEXT")
-    if not query_devices or not query_attribute:
-        return []
-    devices, count = (ctypes.c_void_p * MAX_EGL_DEVICES)(), ctypes.c_int(0)
-    signature = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    if not signature(query_devices)(MAX_EGL_DEVICES, devices, ctypes.byref(count)):
-        return []
-    number_of = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(query_attribute)
-    numbers: list[int | None] = []
-    for device in devices[: count.value]:
-        number = ctypes.c_ssize_t(0)
-        found = number_of(device, EGL_CUDA_DEVICE_NV, ctypes.byref(number))
-        numbers.append(number.value if found else None)
-    return numbers

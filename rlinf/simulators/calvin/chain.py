@@ -1,4 +1,4 @@
-"""How far an episode has come: one task, or five in a row. Pure bookkeeping."""
+"""Counts how far an episode has come through its tasks: one, or five in a row. Knows nothing of the simulator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Chain:
-    """Tasks to solve in order. Each pays once; with `step_limit` a task that takes longer ends the chain."""
+    """The tasks of an episode, to be solved in order; a task that takes longer than `step_limit` ends the chain."""
 
     tasks: tuple[str, ...]
     step_limit: int = 0  # control steps per task; 0: none
@@ -22,7 +22,7 @@ class Chain:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can be earned."""
+        """Whether the chain has ended: solved completely, or failed."""
         return self.complete or self.failed
 
     @property
@@ -32,11 +32,11 @@ class Chain:
 
     @property
     def task(self) -> str:
-        """What is to be done now."""
+        """Name of the current task."""
         return self.tasks[self.position]
 
     def count_step(self, solved: bool) -> None:
-        """One control step during which the current task was solved, or not."""
+        """Count one control step, in which the current task was solved or not."""
         assert not self.over
         self.steps += 1
         if solved:

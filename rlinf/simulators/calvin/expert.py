@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlinf.simulators.calvin.expert_moves import CLOSED, CRUISE_Z, HALF_WIDTH, OPEN, TABLE_Z, Hand, Moves, free_spot
+from rlinf.simulators.calvin.suite import Options
 from rlinf.simulators.calvin.tasks import COLOURS
 from rlinf.simulators.contract import Array
 
 if TYPE_CHECKING:
-    from rlinf.simulators.calvin import Options, Scene
+    from rlinf.simulators.calvin.scene import Scene
 
 Plan = Callable[[Hand], Moves]
 CARRYING = ("place_in_slider", "place_in_drawer", "stack_block")  # begin with a block in the hand
@@ -38,9 +39,9 @@ class Expert:
     def act(self, sim: Scene) -> Array:
         """One action f32 [7]."""
         if self._hand is None:
-            self._hand = Hand(sim.stage)
+            self._hand = Hand(sim.world)
         if sim.chain.over:
-            self._moves = self._hand.stay(1, sim.stage.gripper)
+            self._moves = self._hand.stay(1, sim.world.gripper)
         elif sim.chain.solved != self._solved:
             self._solved = sim.chain.solved
             before = sim.chain.tasks[self._solved - 1] if self._solved else ""
@@ -49,7 +50,7 @@ class Expert:
 
 
 def play(hand: Hand, task: str, before: str) -> Moves:
-    """A task over and over: get out of the way of the one `before`, then follow its plan."""
+    """Move away from where the task `before` ended, then follow the plan of a task, again and again."""
     if before in SLIDES:
         yield from slide_on(hand, side=SLIDES[before])
     carried = hand.held() if task in CARRYING else None
@@ -57,21 +58,21 @@ def play(hand: Hand, task: str, before: str) -> Moves:
         held = hand.held()
         if held != carried and held is not None:
             yield from put_down(hand, held)
-        yield from hand.withdraw(hand.stage.gripper)
+        yield from hand.withdraw(hand.world.gripper)
         if held != carried and carried is not None:
             yield from take(hand, carried)
         yield from PLANS[task](hand)
-        yield from hand.stay(1, hand.stage.gripper)
+        yield from hand.stay(1, hand.world.gripper)
 
 
 def wall_lean(x: float) -> float:
-    """How the gripper leans to the slanted wall: less where it is close to the robot's own base."""
+    """Radians that the gripper leans to the slanted wall at x: fewer close to the robot's own base."""
     return float(np.interp(x, (-0.24, 0.06), (0.4, 0.9)))
 
 
 def press_button(hand: Hand) -> Moves:
-    """With closed fingers."""
-    low, high = hand.stage.link_box("button_link")
+    """Press the button with closed fingers, and leave it."""
+    low, high = hand.world.link_box("button_link")
     x, y = (low + high)[:2] / 2
     yield from hand.go([x, y, high[2] + 0.06], CLOSED, near=0.02)
     yield from hand.go([x, y, low[2]], CLOSED, limit=12)
@@ -80,7 +81,7 @@ def press_button(hand: Hand) -> Moves:
 
 def open_drawer(hand: Hand) -> Moves:
     """Hook closed fingers behind the handle and pull."""
-    low, high = hand.stage.link_box("drawer_link")
+    low, high = hand.world.link_box("drawer_link")
     x, y = (low[0] + high[0]) / 2, low[1] + 0.055
     yield from hand.go([x, y, 0.50], CLOSED, near=0.02)
     yield from hand.go([x, y, 0.37], CLOSED)
@@ -89,7 +90,7 @@ def open_drawer(hand: Hand) -> Moves:
 
 def close_drawer(hand: Hand) -> Moves:
     """Push the handle."""
-    low, high = hand.stage.link_box("drawer_link")
+    low, high = hand.world.link_box("drawer_link")
     x, y = (low[0] + high[0]) / 2, low[1] - 0.055
     yield from hand.go([x, y, 0.46], CLOSED, near=0.02)
     yield from hand.go([x, y, 0.36], CLOSED, near=0.02)
@@ -106,19 +107,19 @@ def slide_door(hand: Hand, *, side: int, until: Callable[[], bool] = lambda: Fal
 
 
 def slide_on(hand: Hand, *, side: int) -> Moves:
-    """The judge is content with half the way, but what follows may need the whole cabinet open."""
+    """Push the door to its end: the judge is content with half the way, but what follows may need the cabinet open."""
     positions = [np.inf]
 
     def stopped() -> bool:
-        positions.append(hand.stage.joint("slide"))
+        positions.append(hand.world.joint("slide"))
         return bool(abs(positions[-1] - positions[-2]) < 0.001)
 
     there = np.add(hand.position, (side * 0.3, 0, 0))
-    yield from hand.go(there, CLOSED, euler=hand.stage.target_euler, speed=0.7, until=stopped)
+    yield from hand.go(there, CLOSED, euler=hand.world.target_euler, speed=0.7, until=stopped)
 
 
 def clear_of_door(hand: Hand, x: float) -> Moves:
-    """Push the door from before a place in the cabinet, if it is there."""
+    """Push the door aside where it stands before x, a place in the cabinet."""
 
     def clear() -> bool:
         return bool(abs(hand.middle("slide_link")[0] - x) > DOOR_ROOM)
@@ -131,7 +132,7 @@ def clear_of_door(hand: Hand, x: float) -> Moves:
 
 def switch_on(hand: Hand) -> Moves:
     """Lift the lever from below."""
-    low, high = hand.stage.link_box("switch_link")
+    low, high = hand.world.link_box("switch_link")
     x, y, z = (low[0] + high[0]) / 2, low[1] + 0.02, high[2] - 0.03
     go = partial(hand.go, grip=CLOSED, lean=wall_lean(x))
     yield from go([x, y - 0.10, z + 0.02], near=0.03)
@@ -142,7 +143,7 @@ def switch_on(hand: Hand) -> Moves:
 
 def switch_off(hand: Hand) -> Moves:
     """Press the lever down from above."""
-    low, high = hand.stage.link_box("switch_link")
+    low, high = hand.world.link_box("switch_link")
     x, y, z = (low[0] + high[0]) / 2, low[1] + 0.035, high[2]
     go = partial(hand.go, grip=CLOSED, lean=wall_lean(x))
     yield from go([x, y - 0.06, z + 0.05], near=0.03)
@@ -151,7 +152,7 @@ def switch_off(hand: Hand) -> Moves:
 
 
 def grasp(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
-    """From over a block down, and close the fingers `above` its middle."""
+    """Come down from over a block and close the fingers, `above` metres over its middle."""
     block, yaw = hand.grasp_point(colour), hand.grasp_yaw(colour)
     yield from hand.go(np.add(block, (0, 0, 0.08)), OPEN, yaw=yaw, near=0.02)
     yield from hand.go(np.add(block, (0, 0, above)), OPEN, yaw=yaw, near=0.006, limit=20)
@@ -160,14 +161,14 @@ def grasp(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
 
 
 def lift(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
-    """Off the table, off the drawer, off another block."""
+    """Lift a block off the table, off the drawer or off another block."""
     yaw = hand.grasp_yaw(colour)
     yield from grasp(hand, colour, above=above)
     yield from hand.go(np.add(hand.position, (0, 0, 0.14)), CLOSED, yaw=yaw, limit=15)
 
 
 def lift_from_cabinet(hand: Hand, colour: str) -> Moves:
-    """Through the open side of the slanted wall."""
+    """Lift a block out of the cabinet, through the open side of its slanted wall."""
     block = hand.block(colour)
     yield from clear_of_door(hand, block[0])
     lean = wall_lean(block[0])
@@ -190,7 +191,7 @@ def push(hand: Hand, colour: str, *, side: int) -> Moves:
     x, y, _ = hand.block(colour)
 
     def slides_home() -> bool:
-        speed = side * hand.stage.facts().blocks[colour].linear_velocity[0]
+        speed = side * hand.world.facts().blocks[colour].linear_velocity[0]
         left_to_go = PUSH_DISTANCE - side * (hand.block(colour)[0] - x)
         return bool(left_to_go < max(speed, 0.0) ** 2 / (2 * SLIDING))
 
@@ -213,7 +214,7 @@ def rotate(hand: Hand, colour: str, *, side: int) -> Moves:
 def put_down(hand: Hand, held: str) -> Moves:
     """Leave a block on the table: here if it touches it, else at a free place."""
     if hand.block(held)[2] > TABLE_Z + 2 * HALF_WIDTH:
-        low, high = hand.stage.link_box("drawer_link")
+        low, high = hand.world.link_box("drawer_link")
         blocked = [block[0] for block in hand.blocks_in("table", but=held).values()]
         spot = free_spot(low[0] + 0.06, high[0] - 0.06, [*blocked, hand.middle("button_link")[0]])
         go = partial(hand.go, grip=CLOSED, lean=hand.lean)
@@ -225,8 +226,8 @@ def put_down(hand: Hand, held: str) -> Moves:
 
 
 def place_in_drawer(hand: Hand) -> Moves:
-    """Let go between the drawer's front and the edge of the table."""
-    front, edge = (hand.stage.link_box(link)[0][1] for link in ("drawer_link", "base_link"))
+    """Let the held block go between the drawer's front and the edge of the table."""
+    front, edge = (hand.world.link_box(link)[0][1] for link in ("drawer_link", "base_link"))
     y, middle = (front + 0.07 + edge) / 2, hand.middle("drawer_link")[0]
     x = free_spot(middle - 0.1, middle + 0.1, [block[0] for block in hand.blocks_in("drawer").values()])
     go = partial(hand.go, lean=hand.lean)
@@ -237,11 +238,11 @@ def place_in_drawer(hand: Hand) -> Moves:
 
 
 def place_in_cabinet(hand: Hand) -> Moves:
-    """Into the side that the door leaves open."""
+    """Put the held block into the side of the cabinet that the door leaves open."""
     held = hand.held()
     if held is None:
         return
-    low, high = (corner[0] for corner in hand.stage.link_box("plank_link"))
+    low, high = (corner[0] for corner in hand.world.link_box("plank_link"))
     door = hand.middle("slide_link")[0]
     left = low + 0.05, max(door - DOOR_ROOM, low + 0.05)
     right = min(door + DOOR_ROOM, high - 0.05), high - 0.05
@@ -277,7 +278,7 @@ def stack(hand: Hand) -> Moves:
 
 def off_button(hand: Hand, base: Array, reach: Array) -> float:
     """How far along x to stack off the middle, so that the upper block does not touch the button too."""
-    low, high = hand.stage.link_box("button_link")
+    low, high = hand.world.link_box("button_link")
     if base[1] + reach[1] < low[1] or base[1] - reach[1] > high[1]:
         return 0.0
     if base[0] > low[0]:
@@ -309,12 +310,13 @@ def push_into_drawer(hand: Hand) -> Moves:
     behind = y + hand.half_extent(colour)[1] + 0.03  # no farther: the door's handle is close
     yield from hand.go([x, behind, 0.54], CLOSED, near=0.02)
     yield from hand.go([x, behind, 0.465], CLOSED, near=0.02)
-    yield from hand.go([x, hand.stage.link_box("base_link")[0][1] - 0.06, 0.465], CLOSED, speed=0.5)
+    yield from hand.go([x, hand.world.link_box("base_link")[0][1] - 0.06, 0.465], CLOSED, speed=0.5)
     yield from hand.withdraw(CLOSED)
     yield from hand.stay(4, CLOSED)
 
 
 def _plans() -> dict[str, Plan]:
+    """The plan of every task."""
     plans: dict[str, Plan] = {
         "move_slider_left": partial(slide_door, side=-1),
         "move_slider_right": partial(slide_door, side=1),

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlinf.simulators.calvin.starts import GEOMETRY
+from rlinf.simulators.calvin.suite import STEP_ANGLE, STEP_LENGTH
 from rlinf.simulators.calvin.tasks import COLOURS
 from rlinf.simulators.contract import Array
 
 if TYPE_CHECKING:
-    from rlinf.simulators.calvin.stage import Stage
+    from rlinf.simulators.calvin.world import World
 
 Moves = Iterator[Array]
 Point = Array | Sequence[float]
 
 OPEN, CLOSED = 1.0, -1.0
 YAW = 1.5  # of the gripper at rest; its fingers then open along x
-STEP_LENGTH, STEP_ANGLE = 0.02, 0.05  # m and rad of an action of 1, as in stage.py (which imports pybullet)
 GAIN, GAIN_LIMIT, GAIN_REACH = 0.15, 0.05, 0.005  # integral part, against the steady error of the inverse kinematics
 MAX_TURN_ERROR = 0.15  # rad
 TABLE_Z, CRUISE_Z = 0.44, 0.57  # the table's top; where a gripper with a block passes over everything on it
@@ -36,33 +36,33 @@ DRAWER_WALL = 0.04  # its thickness, with the margin of the box around the drawe
 
 
 class Hand:
-    """The gripper of one world, with an eye for blocks."""
+    """The gripper of one world: where it is, where the blocks are, and how it moves."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.lean = 0.0  # of the gripper when it took the block it holds
 
     @property
     def position(self) -> Array:
-        """Where the fingertips are, f64 [3]."""
-        return self.stage.robot_obs()[:3]
+        """Position f64 [3] of the fingertips, world frame, metres."""
+        return self.world.robot_obs()[:3]
 
     @property
     def width(self) -> float:
         """Metres between the fingers."""
-        return float(self.stage.robot_obs()[6])
+        return float(self.world.robot_obs()[6])
 
     def block(self, colour: str) -> Array:
-        """The middle of a block, f64 [3]."""
-        return np.array(self.stage.block_pose(colour)[0])
+        """Position f64 [3] of the middle of a block, world frame, metres."""
+        return np.array(self.world.block_pose(colour)[0])
 
     def half_length(self, colour: str) -> float:
-        """Half the long side of a block."""
-        return HALF_LENGTH[GEOMETRY[self.stage.scene].sizes[COLOURS.index(colour)]]
+        """Half the long side of a block, metres."""
+        return HALF_LENGTH[GEOMETRY[self.world.scene].sizes[COLOURS.index(colour)]]
 
     def block_axes(self, colour: str) -> Array:
         """A block's own axes as columns f64 [3, 3]; the first is the long one."""
-        x, y, z, w = self.stage.block_pose(colour)[1]
+        x, y, z, w = self.world.block_pose(colour)[1]
         return np.array(
             [
                 [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
@@ -91,7 +91,7 @@ class Hand:
         if self.place(colour) == "drawer":
             low, high = self.drawer_room()
         else:
-            near, far = self.stage.link_box("button_link")
+            near, far = self.world.link_box("button_link")
             if near[1] - 0.03 < block[1] < far[1] + 0.03:
                 low, high = (far[0] + FINGER_ROOM, high) if block[0] > near[0] else (low, near[0] - FINGER_ROOM)
         block[0] += np.clip(np.clip(block[0], low, high) - block[0], -GRASP_SHIFT, GRASP_SHIFT)
@@ -99,7 +99,7 @@ class Hand:
 
     def drawer_room(self) -> tuple[float, float]:
         """The lowest and highest x at which an open gripper fits between the drawer's side walls."""
-        low, high = self.stage.link_box("drawer_link")
+        low, high = self.world.link_box("drawer_link")
         return low[0] + DRAWER_WALL + FINGER_ROOM, high[0] - DRAWER_WALL - FINGER_ROOM
 
     def place(self, colour: str) -> str:
@@ -112,16 +112,16 @@ class Hand:
         return {colour: self.block(colour) for colour in COLOURS if colour != but and self.place(colour) == place}
 
     def held(self) -> str | None:
-        """The block between the fingers."""
+        """Colour of the block between the closed fingers; None where there is none."""
         least, most = HOLDING
         here = self.position
         distance = {colour: float(np.linalg.norm(self.block(colour) - here)) for colour in COLOURS}
         nearest = min(distance, key=distance.__getitem__)
-        return nearest if self.stage.gripper < 0 and self.width > least and distance[nearest] < most else None
+        return nearest if self.world.gripper < 0 and self.width > least and distance[nearest] < most else None
 
     def middle(self, link: str) -> Array:
-        """Of the box around a part of the table, f64 [3]."""
-        low, high = self.stage.link_box(link)
+        """Middle f64 [3] of the box around a part of the table."""
+        low, high = self.world.link_box(link)
         return (low + high) / 2
 
     def go(
@@ -137,7 +137,7 @@ class Hand:
         limit: int = 40,
         until: Callable[[], bool] = lambda: False,
     ) -> Moves:
-        """In a line to a point until within `near` metres of it, or `until` something; at most `limit` steps.
+        """Move in a line to a point until within `near` metres of it, or until `until()`; at most `limit` steps.
 
         The gripper points down; `lean` swings its fingertips forward, to where `yaw` points. `euler` says both.
         """
@@ -145,20 +145,20 @@ class Hand:
         euler = np.array([np.pi, -lean, yaw]) if euler is None else euler
         correction = np.zeros(3)
         for _ in range(limit):
-            seen = self.stage.robot_obs()
+            seen = self.world.robot_obs()
             error = point - seen[:3]
             arrived = np.linalg.norm(error) < near and np.abs(wrap(euler - seen[3:6])).max() < MAX_TURN_ERROR
             if arrived or until():
                 return
-            if np.linalg.norm(point + correction - self.stage.target_position) < GAIN_REACH:
+            if np.linalg.norm(point + correction - self.world.target_position) < GAIN_REACH:
                 correction = np.clip(correction + GAIN * error, -GAIN_LIMIT, GAIN_LIMIT)
-            move = (point + correction - self.stage.target_position) / STEP_LENGTH
+            move = (point + correction - self.world.target_position) / STEP_LENGTH
             move *= min(1.0, speed / max(np.abs(move).max(), 1e-9))
-            turn = np.clip(wrap(euler - self.stage.target_euler) / STEP_ANGLE, -1, 1)
+            turn = np.clip(wrap(euler - self.world.target_euler) / STEP_ANGLE, -1, 1)
             yield np.array([*move, *turn, grip])
 
     def stay(self, steps: int, grip: float) -> Moves:
-        """Keep the commanded pose."""
+        """Keep the commanded pose for some steps."""
         for _ in range(steps):
             yield np.array([0, 0, 0, 0, 0, 0, grip])
 
@@ -179,7 +179,7 @@ class Hand:
 
     def withdraw(self, grip: float) -> Moves:
         """Back from the wall, then up: from there every point over the table is free to reach in a line."""
-        euler = self.stage.target_euler.copy()
+        euler = self.world.target_euler.copy()
         here = self.position
         if here[1] > WALL_Y:
             here[1], here[2] = -0.09, max(here[2] + 0.03, 0.54)

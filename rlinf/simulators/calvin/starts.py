@@ -7,26 +7,20 @@ the benchmark puts them; evaluation starts are exactly its own, seeded ones scat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
-from rlinf.simulators.calvin.symbolic import (
-    NUM_SEQUENCES,
-    State,
-    after,
-    evaluation_sequences,
-    initial_states,
-    random_chain,
-)
+from rlinf.simulators.calvin import symbolic
+from rlinf.simulators.calvin.symbolic import State, after
 from rlinf.simulators.calvin.tasks import COLOURS, TASKS
 from rlinf.simulators.contract import TASK_STRIDE, Array, IdGrid
 
 SCENES = "ABCD"
 CHAIN_SLOT, SLOTS = 50, 100
-EVAL_LAYOUTS, DEMO_LAYOUTS, TRAIN_LAYOUTS = range(500), range(100_000, 500_000), range(500_000, TASK_STRIDE)
 
 TCP_POSE = (0.02586889, -0.2313129, 0.5712808, 3.09045411, -0.02908596, 1.50013585)  # position, Euler angles
 ARM_POSE = (-1.21779124, 1.03987629, 2.11978254, -2.34205014, -0.87015899, 1.64119093, 0.55344928)  # joints
@@ -48,7 +42,7 @@ SETTLE_STEPS = 8  # control steps before a seeded episode begins: blocks come to
 
 @dataclass(frozen=True)
 class Geometry:
-    """What differs between the scenes."""
+    """Where things are in one scene, as far as scenes differ."""
 
     sizes: tuple[str, str, str]  # of the red, blue and pink block: small, middle, big
     drawer_x: float  # its middle
@@ -74,7 +68,7 @@ def geometry(scene: str, *, compat: bool = False) -> Geometry:
 
 @dataclass(frozen=True)
 class Start:
-    """How an episode begins."""
+    """The start of an episode."""
 
     scene: str
     tasks: tuple[str, ...]  # one, or the five of a chain
@@ -96,33 +90,28 @@ class SceneIds(IdGrid):
 
 
 def ids_of(scenes: Sequence[str], slots: Sequence[int], layouts: range, *, interleaved: bool = False) -> SceneIds:
-    """Slots of scenes times layouts."""
+    """The reset ids of these slots in these scenes, with these layouts."""
     numbers = tuple(SLOTS * SCENES.index(scene) + slot for scene in scenes for slot in slots)
     return SceneIds(numbers, layouts, interleaved, slots_per_scene=len(slots))
 
 
 def start_of(reset_id: int, *, compat: bool = False) -> Start:
-    """What a reset id means; the same everywhere, whatever suite it came from."""
+    """The start that a reset id means; the same in every suite."""
     number, layout = divmod(int(reset_id), TASK_STRIDE)
     scene_number, slot = divmod(number, SLOTS)
     if not (0 <= scene_number < len(SCENES) and (slot < len(TASKS) or slot == CHAIN_SLOT)):
         raise ValueError(f"reset id {reset_id} belongs to no scene and task of CALVIN")
     scene = SCENES[scene_number]
     where = geometry(scene, compat=compat)
-    if slot == CHAIN_SLOT and layout < NUM_SEQUENCES:
-        state, tasks = evaluation_sequences()[layout]
+    if slot == CHAIN_SLOT and layout < symbolic.NUM_SEQUENCES:
+        state, tasks = symbolic.evaluation_sequences()[layout]
         return Start(scene, tasks, ROBOT_OBS, benchmark_scene_obs(state, where), 0, 1.0)
     rng = np.random.default_rng([slot, layout])  # not by scene: the same seed is the same situation in each
-    if slot == CHAIN_SLOT:
-        states = initial_states()
-        state = states[int(rng.integers(len(states)))]
-        tasks = random_chain(state, rng)
-        while (state, tasks) in evaluation_pairs():
-            tasks = random_chain(state, rng)
-    else:
-        tasks = (TASKS[slot],)
-        states = task_states(tasks[0])
-        state = states[int(rng.integers(len(states)))]
+    states = symbolic.initial_states() if slot == CHAIN_SLOT else task_states(TASKS[slot])
+    state = states[int(rng.integers(len(states)))]
+    tasks = symbolic.random_chain(state, rng) if slot == CHAIN_SLOT else (TASKS[slot],)
+    while (state, tasks) in evaluation_pairs():
+        tasks = symbolic.random_chain(state, rng)
     robot_obs = ROBOT_OBS.copy()
     if state.grasped:
         robot_obs[6] = HELD_WIDTH
@@ -132,14 +121,14 @@ def start_of(reset_id: int, *, compat: bool = False) -> Start:
 
 @cache
 def evaluation_pairs() -> frozenset[tuple[State, tuple[str, ...]]]:
-    """What no seeded chain may repeat."""
-    return frozenset(evaluation_sequences())
+    """The evaluation sequences as a set: no seeded chain may repeat one."""
+    return frozenset(symbolic.evaluation_sequences())
 
 
 @cache
 def task_states(task: str) -> tuple[State, ...]:
     """States in which a task can be done at once; beyond the benchmark's starts only where none of them will do."""
-    states = initial_states()
+    states = symbolic.initial_states()
     if not any(after(state, task) for state in states):
         states = tuple(further for state in states for further in _one_block_elsewhere(state))
     return tuple(state for state in states if after(state, task) and not (task == "place_in_slider" and _full(state)))
@@ -147,27 +136,22 @@ def task_states(task: str) -> tuple[State, ...]:
 
 def _full(state: State) -> bool:
     """Whether a block lies in the compartment that is open: the one away from the door."""
-    opened = "slider_left" if state.slider == "right" else "slider_right"
-    return any(state.block(colour) == opened for colour in COLOURS)
+    return ("slider_left" if state.slider == "right" else "slider_right") in state.blocks
 
 
-def _one_block_elsewhere(state: State) -> list[State]:
+def _one_block_elsewhere(state: State) -> Iterator[State]:
     """The state with a block of the table in the hand, in the drawer, or on the other block of the table."""
-    found = []
-    on_table = [colour for colour in COLOURS if state.block(colour) == "table"]
-    for colour in on_table:
-        found.append(state.moved(**{colour: "grasped", "grasped": 1}))
-        if state.drawer == "open":
-            found.append(state.moved(**{colour: "drawer"}))
-        for other in on_table:
-            if other != colour:
-                found.append(state.moved(**{colour: "stacked_top", other: "stacked_bottom"}))
-    return found
+    on_table = [block for block, place in zip(symbolic.BLOCKS, state.blocks, strict=True) if place == "table"]
+    for block in on_table:
+        changes: list[dict[str, Any]] = [{block: "grasped", "grasped": 1}]
+        changes += [{block: "drawer"}] if state.drawer == "open" else []
+        changes += [{block: "stacked_top", other: "stacked_bottom"} for other in on_table if other != block]
+        yield from (replace(state, **change) for change in changes)
 
 
 def benchmark_scene_obs(state: State, where: Geometry) -> Array:
     """The scene_obs f64 [24] of an evaluation start: spots and yaws drawn from the hash of the state's values."""
-    random = np.random.RandomState(fnv1_32(str(state.as_dict().values())))
+    random = np.random.RandomState(fnv1_32(str(vars(state).values())))
     order = [0, 1]
     random.shuffle(order)
     yaws = [random.uniform(YAW - YAW_RANGE, YAW + YAW_RANGE) for _ in COLOURS]
@@ -194,24 +178,22 @@ def _scene_obs(
     obs[3] = 0.088 if state.lightbulb else 0.0
     obs[4:6] = state.lightbulb, state.led
     poses = obs[6:].reshape(3, 6)
-    spot_of = {"red": 0, "blue": 0 if state.red_block not in ("table", "stacked_bottom") else 1, "pink": 1}
-    for i, colour in enumerate(COLOURS):
-        place = state.block(colour)
+    spot_of = (0, 0 if state.red_block not in ("table", "stacked_bottom") else 1, 1)
+    for i, place in enumerate(state.blocks):
         if place in CABINET_SPOTS:
             poses[i, :3] = CABINET_SPOTS[place]
             poses[i, 0] += where.cabinet_shift
         elif place == "drawer":
             poses[i, :3] = where.drawer_x, DRAWER_Y, DRAWER_Z
         else:
-            poses[i, :3] = spots[spot_of[colour]]
+            poses[i, :3] = spots[spot_of[i]]
         poses[i, :2] += jitter[i]
         poses[i, 5] = yaws[i]
-    for i, colour in enumerate(COLOURS):
-        if state.block(colour) == "grasped":
+    for i, place in enumerate(state.blocks):
+        if place == "grasped":
             poses[i] = (*ROBOT_OBS[:3], 0.0, 0.0, ROBOT_OBS[5])
-        elif state.block(colour) == "stacked_top":
-            bottom = next(c for c in COLOURS if state.block(c) == "stacked_bottom")
-            poses[i] = poses[COLOURS.index(bottom)]
+        elif place == "stacked_top":
+            poses[i] = poses[state.blocks.index("stacked_bottom")]
             poses[i, 2] += STACK_HEIGHT
     return obs
 

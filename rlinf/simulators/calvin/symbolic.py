@@ -8,10 +8,10 @@ are stored in sequences.json (made by tools/make_calvin_sequences.py), because d
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import permutations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlinf.simulators.calvin.tasks import COLOURS, TASKS
 
 CHAIN_LENGTH = 5
 NUM_SEQUENCES = 1000
+BLOCKS = tuple(f"{colour}_block" for colour in COLOURS)
 CABINET = ("slider_right", "slider_left")  # a compartment is open while the door stands at the other end
 
 
@@ -37,17 +38,10 @@ class State:
     pink_block: str
     grasped: int = 0
 
-    def block(self, colour: str) -> str:
-        """Where the block of a colour is."""
-        return vars(self)[f"{colour}_block"]
-
-    def moved(self, **where: Any) -> State:
-        """The state after a change: `moved(red="drawer", drawer="open")`."""
-        return replace(self, **{f"{k}_block" if k in COLOURS else k: v for k, v in where.items()})
-
-    def as_dict(self) -> dict[str, Any]:
-        """Names and values in the benchmark's order."""
-        return {f.name: vars(self)[f.name] for f in fields(self)}
+    @property
+    def blocks(self) -> tuple[str, str, str]:
+        """Where the red, the blue and the pink block are."""
+        return self.red_block, self.blue_block, self.pink_block
 
 
 @dataclass(frozen=True)
@@ -64,65 +58,50 @@ class Rule:
 
 
 @cache
-def rules() -> dict[str, tuple[Rule, ...]]:
+def rules() -> Mapping[str, list[Rule]]:
     """The ways to do each task."""
+    ways: dict[str, list[Rule]] = {task: [] for task in TASKS}
 
-    def free(condition: dict[str, Any], effect: dict[str, Any]) -> tuple[Rule, ...]:
-        return (Rule({"grasped": 0} | condition, effect),)
+    def add(task: str, condition: dict[str, Any], effect: dict[str, Any]) -> None:
+        ways[task].append(Rule({"grasped": 0} | condition, effect))
 
-    made: dict[str, tuple[Rule, ...]] = {
-        "move_slider_left": free({"slider": "right"}, {"slider": "left"}),
-        "move_slider_right": free({"slider": "left"}, {"slider": "right"}),
-        "open_drawer": free({"drawer": "closed"}, {"drawer": "open"}),
-        "close_drawer": free({"drawer": "open"}, {"drawer": "closed"}),
-    }
+    add("open_drawer", {"drawer": "closed"}, {"drawer": "open"})
+    add("close_drawer", {"drawer": "open"}, {"drawer": "closed"})
     for light in ("lightbulb", "led"):
-        made[f"turn_on_{light}"] = free({light: 0}, {light: 1})
-        made[f"turn_off_{light}"] = free({light: 1}, {light: 0})
-    place_in_slider: list[Rule] = []
-    place_in_drawer: list[Rule] = []
-    push_into_drawer: list[Rule] = []
-    for colour in COLOURS:
-        block = f"{colour}_block"
-        others = [f"{c}_block" for c in COLOURS if c != colour]
-        lifted, held = {block: "grasped", "grasped": 1}, {block: "grasped", "grasped": 1}
+        add(f"turn_on_{light}", {light: 0}, {light: 1})
+        add(f"turn_off_{light}", {light: 1}, {light: 0})
+    for side, other in (("left", "right"), ("right", "left")):
+        add(f"move_slider_{side}", {"slider": other}, {"slider": side})
+    for block in BLOCKS:
+        others = [other for other in BLOCKS if other != block]
+        held = {block: "grasped", "grasped": 1}
         for verb, side in product(("rotate", "push"), ("right", "left")):
-            made[f"{verb}_{block}_{side}"] = free({block: "table"}, {})
-        made[f"lift_{block}_table"] = free({block: "table"}, lifted)
-        made[f"lift_{block}_drawer"] = free({block: "drawer", "drawer": "open"}, lifted)
-        made[f"lift_{block}_slider"] = free({block: "slider_left", "slider": "right"}, lifted) + free(
-            {block: "slider_right", "slider": "left"}, lifted
-        )
-        # The benchmark books the block into the compartment behind the door, although only the other one is open.
-        for side in ("right", "left"):
-            place_in_slider.append(Rule(held | {"slider": side}, {block: f"slider_{side}", "grasped": 0}))
-        place_in_drawer.append(Rule(held | {"drawer": "open"}, {block: "drawer", "grasped": 0}))
+            add(f"{verb}_{block}_{side}", {block: "table"}, {})
+        add(f"lift_{block}_table", {block: "table"}, held)
+        add(f"lift_{block}_drawer", {block: "drawer", "drawer": "open"}, held)
+        for side, other in (("left", "right"), ("right", "left")):
+            add(f"lift_{block}_slider", {block: f"slider_{side}", "slider": other}, held)
+            # The benchmark books the block into the compartment behind the door, although only the other one is open.
+            add("place_in_slider", held | {"slider": side}, {block: f"slider_{side}", "grasped": 0})
+        add("place_in_drawer", held | {"drawer": "open"}, {block: "drawer", "grasped": 0})
         away = dict.fromkeys(others, CABINET)
-        push_into_drawer += free({block: "table", "drawer": "open"} | away, {block: "drawer"})
-    made["place_in_slider"] = tuple(place_in_slider)
-    made["place_in_drawer"] = tuple(place_in_drawer)
-    made["push_into_drawer"] = tuple(push_into_drawer)
-    pairs = [(f"{a}_block", f"{b}_block") for a, b in permutations(COLOURS, 2)]
-    stacked = [{top: "stacked_top", bottom: "stacked_bottom"} for top, bottom in pairs]
-    made["stack_block"] = tuple(
-        Rule({top: "grasped", bottom: "table", "grasped": 1}, pile | {"grasped": 0})
-        for (top, bottom), pile in zip(pairs, stacked, strict=True)
-    )
-    made["unstack_block"] = tuple(Rule({"grasped": 0} | pile, dict.fromkeys(pile, "table")) for pile in stacked)
-    return {task: made[task] for task in TASKS}
+        add("push_into_drawer", {block: "table", "drawer": "open"} | away, {block: "drawer"})
+        for bottom in others:
+            pile = {block: "stacked_top", bottom: "stacked_bottom"}
+            add("stack_block", held | {bottom: "table"}, pile | {"grasped": 0})
+            add("unstack_block", pile, dict.fromkeys(pile, "table"))
+    return ways
 
 
 def category(task: str) -> str:
     """The kind of task; a chain has no kind twice."""
-    if task.startswith(("rotate", "push_")) and task != "push_into_drawer":
-        return "move a block"
-    if task.startswith("lift"):
-        return f"lift from the {task.rsplit('_', 1)[1]}"
-    if task.startswith("place"):
-        return "place"
-    if task.startswith("turn"):
-        return "light"
-    return {"open_drawer": "drawer", "close_drawer": "drawer"}.get(task, "slider" if "slider" in task else task)
+    first, last = task.split("_")[0], task.split("_")[-1]
+    if task in ("push_into_drawer", "stack_block", "unstack_block"):
+        return task
+    if first == "lift":
+        return f"lift from the {last}"
+    kinds = {"rotate": "move a block", "push": "move a block", "place": "place", "turn": "light", "move": "slider"}
+    return kinds.get(first, "drawer")
 
 
 CATEGORIES = tuple(category(task) for task in TASKS)
@@ -135,51 +114,16 @@ def after(state: State, task: str) -> State | None:
     return replace(state, **found[0].effect) if len(found) == 1 else None
 
 
-def is_chain(state: State, tasks: Sequence[int]) -> bool:
-    """Whether the tasks (numbers) can be done one after the other, no two of a category."""
-    here: State | None = state
-    for number in tasks:
-        here = after(here, TASKS[number])
-        if here is None:
-            return False
-    return len({CATEGORIES[number] for number in tasks}) == len(tasks)
-
-
 @cache
 def initial_states() -> tuple[State, ...]:
     """The 192 starts: one or two blocks on the table, at most one in each compartment."""
     places = ("table", *CABINET)
     every = product((0, 1), (0, 1), ("right", "left"), ("closed", "open"), places, places, places)
-    states = []
-    for values in every:
-        blocks = values[4:]
-        if blocks.count("table") in (1, 2) and all(blocks.count(place) < 2 for place in CABINET):
-            states.append(State(*values))  # type: ignore[arg-type]
-    return tuple(states)
 
+    def allowed(blocks: tuple[Any, ...]) -> bool:
+        return blocks.count("table") in (1, 2) and all(blocks.count(place) < 2 for place in CABINET)
 
-def draw_chains(index: int, count: int) -> list[tuple[int, ...]]:
-    """The first `count` evaluation chains of initial state `index`, by the benchmark's rejection sampling."""
-    random = np.random.RandomState(index)
-    state = initial_states()[index]
-    found: list[tuple[int, ...]] = []
-    while len(found) < count:
-        tasks = tuple(random.permutation(len(TASKS))[:CHAIN_LENGTH].tolist())  # what choice(replace=False) draws
-        if is_chain(state, tasks):
-            found.append(tasks)
-    return found
-
-
-def chains_per_state() -> list[int]:
-    """How many of the 1000 chains begin in each initial state: 6, later 5."""
-    return [len(part) for part in np.array_split(np.arange(NUM_SEQUENCES), len(initial_states()))]
-
-
-def shuffled() -> list[int]:
-    """Position in the benchmark's list -> number of the chain, counted state by state."""
-    order = list(range(NUM_SEQUENCES))
-    np.random.RandomState(0).shuffle(order)
-    return order
+    return tuple(State(*values) for values in every if allowed(values[4:]))  # type: ignore[arg-type]
 
 
 @cache

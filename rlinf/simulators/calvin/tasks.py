@@ -1,17 +1,17 @@
-"""The 34 tasks and the judge: whether a task happened between two moments. Facts in, a yes or no out; no simulator.
+"""The 34 tasks and the judge, which tells from the facts of two moments whether a task was done between them.
 
 The thresholds are those of the benchmark's task file (tests compare them with the user's copy), and so are its quirks.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 
+from rlinf.errors import did_you_mean
 from rlinf.simulators.contract import Array
 
 COLOURS = ("red", "blue", "pink")
@@ -22,7 +22,7 @@ Contact = tuple[int, int]  # body, link
 
 @dataclass(frozen=True)
 class Block:
-    """A block at one moment."""
+    """A block at one moment, in the world frame, metres and seconds."""
 
     body: int
     position: Array  # f64 [3]
@@ -38,7 +38,7 @@ class Block:
 
     @property
     def slow(self) -> bool:
-        """Whether it hardly moves."""
+        """Whether it moves and turns slower than MAX_SPEED."""
         return bool(np.all(np.abs([*self.linear_velocity, *self.angular_velocity]) < MAX_SPEED))
 
 
@@ -59,6 +59,7 @@ class Facts:
 
     @property
     def block_bodies(self) -> frozenset[int]:
+        """The bodies of the three blocks."""
         return frozenset(b.body for b in self.blocks.values())
 
 
@@ -66,7 +67,7 @@ Judge = Callable[[Facts, Facts], bool]  # start, now
 
 
 def rotated(start: Facts, now: Facts, *, colour: str, degrees: float) -> bool:
-    """Turned about the vertical by more than `degrees` (left is positive), hardly tilted or moved, not in the air."""
+    """A block turned about the vertical by more than `degrees` (left is positive), hardly tilting, moving or rising."""
     before, after = start.blocks[colour], now.blocks[colour]
     if np.linalg.norm(after.position - before.position) > MAX_SHIFT or not after.touching - {now.robot}:
         return False
@@ -76,7 +77,7 @@ def rotated(start: Facts, now: Facts, *, colour: str, degrees: float) -> bool:
 
 
 def pushed(start: Facts, now: Facts, *, colour: str, distance: float) -> bool:
-    """Moved along x by more than `distance` (right is positive), still on everything it lay on."""
+    """A block moved along x by more than `distance` (right is positive), still on everything it lay on."""
     before, after = start.blocks[colour], now.blocks[colour]
     below, below_now = ({c for c in b.contacts if c[0] != start.robot} for b in (before, after))
     if not below or not below <= below_now:
@@ -86,7 +87,7 @@ def pushed(start: Facts, now: Facts, *, colour: str, distance: float) -> bool:
 
 
 def lifted(start: Facts, now: Facts, *, colour: str, height: float, link: str) -> bool:
-    """Raised off a part of the table by more than `height`, and touched by the robot alone."""
+    """A block was raised off a part of the table by more than `height`, and touched by the robot alone."""
     before, after = start.blocks[colour], now.blocks[colour]
     return bool(
         after.position[2] - before.position[2] > height
@@ -177,16 +178,15 @@ TASKS = tuple(JUDGES)
 
 
 def solved(task: str, start: Facts, now: Facts) -> bool:
-    """Whether `task` happened between two moments."""
+    """Whether `task` was done between two moments."""
     return JUDGES[check_task(task)](start, now)
 
 
 def check_task(task: str) -> str:
     """The task's name, or ValueError with the nearest one."""
     if task not in JUDGES:
-        close = difflib.get_close_matches(task, TASKS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {len(TASKS)}: {', '.join(TASKS)}"
-        raise ValueError(f"task {task!r} is unknown; {hint}")
+        hint = did_you_mean(task, TASKS) or f"; there are {len(TASKS)}: {', '.join(TASKS)}"
+        raise ValueError(f"task {task!r} is unknown{hint}")
     return task
 
 

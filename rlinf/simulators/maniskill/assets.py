@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.simulators.contract import AbsentError, SetupError
-from rlinf.simulators.maniskill.family import NUM_IMAGES, NUM_OBJECTS, NUM_PLATES, Range, Variant, variant
+from rlinf.simulators.maniskill.tasks import NUM_IMAGES, NUM_OBJECTS, NUM_PLATES, BodyKey, Episode, Variant, variant
 
 INSTALL = (
     "`bash requirements/envs/maniskill.sh FOLDER` fetches everything, then "
@@ -23,7 +23,7 @@ VISUALS = ("textured.obj", "textured.dae", "textured.glb")  # the first that is 
 
 @dataclass(frozen=True)
 class Model:
-    """One of the objects or plates."""
+    """The files and measures of one of the objects or plates."""
 
     name: str  # as the instruction says it
     folder: Path
@@ -32,12 +32,12 @@ class Model:
 
     @property
     def collision(self) -> Path:
-        """Convex parts."""
+        """File with the convex parts that collide."""
         return self.folder / "collision.obj"
 
     @property
     def visual(self) -> Path:
-        """What is drawn."""
+        """File with the mesh that is drawn."""
         return next((self.folder / n for n in VISUALS if (self.folder / n).is_file()), self.folder / VISUALS[-1])
 
 
@@ -52,7 +52,7 @@ class TableImage:
 
 @dataclass(frozen=True)
 class Assets:
-    """Everything that the stage loads."""
+    """The files of robot, table, objects, plates and images."""
 
     urdf: Path
     table: Path
@@ -60,18 +60,28 @@ class Assets:
     plates: tuple[Model, ...]
     images: tuple[TableImage, ...]
 
+    def model(self, key: BodyKey) -> Model:
+        """The model of an object or plate."""
+        kind, index = key
+        return (self.objects if kind == "object" else self.plates)[index]
+
+    def instruction(self, episode: Episode) -> str:
+        """The sentence the policy is told."""
+        names = self.objects[episode.object.index].name, self.plates[episode.plate.index].name
+        return episode.instruction(*names)
+
     def check(self, variants: Sequence[Variant]) -> None:
-        """Every file that these variants need must be there, before any long work."""
+        """Raise SetupError where a file is missing that these variants need."""
         for path in (self.urdf, *self._needed(variants), *_meshes(self.urdf), self.table):
             if not path.is_file():
                 raise SetupError(f"{path} is missing; {INSTALL}")
 
     def _needed(self, variants: Sequence[Variant]) -> Iterable[Path]:
+        """The files of the bodies and images that these variants may show."""
         for v in variants:
-            plates = range(NUM_PLATES) if v.extra == "plate" and v.plates.count == 1 else _span(v.plates)
-            for model in (*(self.objects[i] for i in _span(v.objects)), *(self.plates[i] for i in plates)):
+            for model in map(self.model, v.bodies):
                 yield from (model.collision, model.visual)
-            for i in _span(v.images):
+            for i in v.images.members:
                 yield self.images[i].picture
                 if v.texture is not None:
                     yield self.images[i].texture
@@ -113,7 +123,7 @@ def _ms_folder() -> Path:
 
 
 def _read(path: Path, count: int) -> dict[str, Any]:
-    """A model_db.json; its order numbers the entries."""
+    """Read a model_db.json, in which the order of entries numbers them."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
@@ -126,6 +136,7 @@ def _read(path: Path, count: int) -> dict[str, Any]:
 
 
 def _models(folder: Path, count: int) -> tuple[Model, ...]:
+    """The objects or plates of a folder."""
     found = []
     for name, entry in _read(folder / "model_db.json", count).items():
         try:
@@ -138,6 +149,7 @@ def _models(folder: Path, count: int) -> tuple[Model, ...]:
 
 
 def _images(folder: Path) -> tuple[TableImage, ...]:
+    """The table images of a folder."""
     entries = _read(folder / "model_db.json", NUM_IMAGES)
     return tuple(
         TableImage(folder / "imgs" / name, folder / "textures" / entry["texture"], float(entry["mix"]))
@@ -146,11 +158,7 @@ def _images(folder: Path) -> tuple[TableImage, ...]:
 
 
 def _meshes(urdf: Path) -> Iterable[Path]:
-    """The files a URDF names."""
+    """The mesh files that a URDF names."""
     if urdf.is_file():
         for name in sorted(set(re.findall(r'filename="([^"]+)"', urdf.read_text(encoding="utf-8")))):
             yield urdf.parent / name.removeprefix("package://")
-
-
-def _span(digits: Range) -> range:
-    return range(digits.first, digits.first + digits.count)

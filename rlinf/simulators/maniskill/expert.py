@@ -7,16 +7,19 @@ plan has it - it rolled, slipped, was pushed or put elsewhere - it begins anew. 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlinf.simulators.contract import Array
+from rlinf.simulators.maniskill import constants
 from rlinf.simulators.maniskill.grasps import GAP, TABLE_Z, TIP, find_grasp, surface
+from rlinf.simulators.maniskill.suite import Options
+from rlinf.simulators.maniskill.tasks import BodyKey
 
 if TYPE_CHECKING:
-    from rlinf.simulators.maniskill import Options
-    from rlinf.simulators.maniskill.stage import Stage
+    from rlinf.simulators.maniskill.cpu.world import World
+    from rlinf.simulators.maniskill.scene import Scene
 
 Moves = Iterator[Array]
 
@@ -27,73 +30,67 @@ HOVER, LIFT, CLEAR = 0.06, 0.07, 0.03  # m above a grasp before and after it; of
 PRESS = 0.005  # m further down than where the object touches the plate
 MOVED, TURNED = 0.006, 0.1  # m and rad by which the object leaves a plan behind
 CLOSING_STEPS, LOST = 5, 0.09  # LOST: m between the hand and what it has dropped
-BASE_POSITION = np.array([0.147, 0.028, 0.870])
+BASE_POSITION = np.array(constants.BASE_POSITION)
 FLIP = np.array([-1.0, -1.0, 1.0])  # the base looks backwards: from its axes to the world's and back
 UP = np.array([0.0, 0.0, 1.0])
 
 
-class World(Protocol):
-    """What the expert looks into, a `Scene` or anything else that has a stage."""
-
-    stage: Stage
-
-
 class Expert:
-    """Plays one episode."""
+    """Plays one episode, one action after each look at the world."""
 
     def __init__(self, options: Options) -> None:
         self._moves: Moves | None = None
 
-    def act(self, sim: World) -> Array:
-        """One action f32 [7]."""
+    def act(self, sim: Scene) -> Array:
+        """One action f32 [7]; of the scene, only its world is looked at."""
         if self._moves is None:
-            self._moves = play(Hand(sim.stage))
+            self._moves = play(Hand(sim.world))
         return next(self._moves).astype(np.float32)
 
 
 class Hand:
-    """The gripper of one world, with an eye for the object and the plate."""
+    """The gripper of one world: where it is, where object and plate are, and how it moves."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, world: World) -> None:
+        self.world = world
 
     @property
     def position(self) -> Array:
-        """The point between the fingers, f64 [3]."""
-        return self.stage.gripper_pose[:3].astype(np.float64)
+        """Position f64 [3] of the point between the fingers, world frame, metres."""
+        return self.world.gripper_pose[:3].astype(np.float64)
 
     @property
     def yaw(self) -> float:
-        """How the line between the fingers is turned."""
-        line = matrix(self.stage.gripper_pose[3:])[:, 1]
+        """Radians by which the line between the fingers is turned about the vertical."""
+        line = matrix(self.world.gripper_pose[3:])[:, 1]
         return float(np.arctan2(line[1], line[0]))
 
     @property
     def holds(self) -> bool:
         """Whether both fingers press on the object."""
-        return self.stage.grasped_steps > 0
+        return self.world.judge.grasped_steps > 0
 
     def points(self) -> Array:
         """The object's surface, f64 [N, 3]."""
-        return self._surface("object", self.stage.episode.object.index)
+        return self._surface(self.world.object_key)
 
     def plate_points(self) -> Array:
-        """The plate's."""
-        return self._surface("plate", self.stage.episode.plate.index)
+        """The plate's surface, f64 [N, 3]."""
+        return self._surface(self.world.plate_key)
 
     def other_points(self) -> Array:
-        """Those of everything that lies on the table but the object."""
-        taken = ("object", self.stage.episode.object.index)
-        return np.concatenate([self._surface(*key) for key in self.stage.view().bodies if key != taken])
+        """The surfaces of everything on the table but the object, f64 [M, 3]."""
+        others = [key for key in self.world.view().bodies if key != self.world.object_key]
+        return np.concatenate([self._surface(key) for key in others])
 
-    def _surface(self, kind: str, index: int) -> Array:
-        assets, pose = self.stage.assets, self.stage.view().bodies[kind, index]
-        points = surface((assets.objects if kind == "object" else assets.plates)[index].collision)
-        return points @ matrix(pose.q).T + pose.p
+    def _surface(self, key: BodyKey) -> Array:
+        """Points f64 [N, 3] on a body where it is now, world frame, metres."""
+        pose = self.world.view().bodies[key]
+        return surface(self.world.assets.model(key).collision) @ matrix(pose.q).T + pose.p
 
     def towards(self, point: Array, yaw: float, grip: float, *, speed: float = 1.0) -> Array:
         """The action f64 [7] that brings the target nearer to a point and turn, the hand pointing down."""
-        target = self.stage.arm.target  # in the base's frame
+        target = self.world.arm.target  # in the base's frame
         move = FLIP * (point - BASE_POSITION) - target.p
         move *= min(1.0, speed * MAX_MOVE / max(float(np.linalg.norm(move)), 1e-9))
         line = np.array([np.cos(yaw), np.sin(yaw), 0.0])
@@ -113,7 +110,7 @@ class Hand:
         speed: float = 1.0,
         until: Callable[[], bool] = lambda: False,
     ) -> Moves:
-        """To where `point` is and turned, within `near` metres, or `until` something; at most `limit` steps."""
+        """Move to `point()` and turn to `yaw` until within `near` metres, or until `until()`; at most `limit` steps."""
         for _ in range(limit):
             there = point()
             turned = abs(np.sin(self.yaw - yaw)) < ALIGNED
@@ -123,9 +120,9 @@ class Hand:
 
 
 def play(hand: Hand) -> Moves:
-    """Until the episode is over."""
+    """Take the object and put it on the plate, again and again until the episode is over."""
     while True:
-        judged = hand.stage.judgement
+        judged = hand.world.judge.judgement
         if judged.success and judged.is_src_obj_grasped:
             yield from let_go(hand)
         elif (yield from take(hand)):
@@ -134,11 +131,11 @@ def play(hand: Hand) -> Moves:
 
 def take(hand: Hand) -> Generator[Array, None, bool]:
     """Grasp and lift the object; returns whether it is in the hand."""
-    stage = hand.stage
-    grasp, seen = find_grasp(hand.points(), hand.other_points(), hand.yaw), stage.object_pose.copy()
+    world = hand.world
+    grasp, seen = find_grasp(hand.points(), hand.other_points(), hand.yaw), world.object_pose.copy()
 
     def moved() -> bool:
-        now = stage.object_pose
+        now = world.object_pose
         turned = 2 * np.arccos(min(1.0, abs(float(now[3:] @ seen[3:]))))
         return bool(np.linalg.norm(now[:3] - seen[:3]) > MOVED or turned > TURNED)
 
@@ -153,7 +150,7 @@ def take(hand: Hand) -> Generator[Array, None, bool]:
     yield from hand.go(lambda: grasp.position, grasp.yaw, OPEN, near=0.004, limit=8, until=moved)
     for _ in range(CLOSING_STEPS):
         yield hand.towards(grasp.position, grasp.yaw, CLOSED)
-        if stage.grasped_steps > 1:
+        if world.judge.grasped_steps > 1:
             break
     up = grasp.position + LIFT * UP
     yield from hand.go(lambda: up, grasp.yaw, CLOSED, near=0.02, limit=8, until=lambda: not hand.holds)
@@ -162,11 +159,11 @@ def take(hand: Hand) -> Generator[Array, None, bool]:
 
 def put(hand: Hand) -> Moves:
     """Carry the object over the plate and lower it until it lies there."""
-    stage, yaw = hand.stage, hand.yaw
+    world, yaw = hand.world, hand.yaw
 
     def over() -> bool:
-        lost = np.linalg.norm(stage.object_pose[:3] - hand.position) > LOST
-        return bool(lost or stage.judgement.success)
+        lost = np.linalg.norm(world.object_pose[:3] - hand.position) > LOST
+        return bool(lost or world.judge.judgement.success)
 
     def above(height: float) -> Array:
         """Where the hand is when the middle of what it holds is this high above that of the plate."""
@@ -183,7 +180,7 @@ def put(hand: Hand) -> Moves:
 
 
 def let_go(hand: Hand) -> Moves:
-    """Open and go up."""
+    """Open the fingers and go up."""
     here, yaw = hand.position, hand.yaw
     for height in (0.0, 0.0, 0.0, HOVER, HOVER, HOVER):
         yield hand.towards(here + height * UP, yaw, OPEN)

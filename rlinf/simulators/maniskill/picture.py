@@ -1,16 +1,21 @@
-"""From what the camera draws to the published picture: the table image behind, a texture over it. numpy only.
+"""From what the camera draws to the published picture: the table image behind, a texture over it.
 
-Letters: H, W the picture's height and width; m the share of the texture.
+numpy only; `sample` also takes tensors of torch. Letters: B pictures, H and W their height and width, h and w those of
+a texture, m the share of the texture.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from rlinf.simulators.contract import Array
+
+Area = Literal["bodies", "whole"]  # what a texture covers: robot and bodies, or everything
+Axis = tuple[Any, Any, Any]  # per pixel of a side: the texture's lower and upper neighbour, and the upper one's weight
 
 
 def compose(drawn: Array, mask: Array, backdrop: Array) -> Array:
@@ -18,33 +23,44 @@ def compose(drawn: Array, mask: Array, backdrop: Array) -> Array:
     return np.where(mask[..., None], drawn, backdrop)
 
 
-def blend(picture: Array, mask: Array, texture: Array, m: float, area: Literal["bodies", "whole"]) -> Array:
-    """Lay a texture u8 [480, 640, 3] over the picture: stretched over robot and bodies, or windowed over everything."""
+def blend(picture: Array, mask: Array, texture: Array, m: float, area: Area) -> Array:
+    """Lay a texture u8 [h, w, 3] over the picture: stretched over robot and bodies, or windowed over everything."""
     if m == 0 or not mask.any():
         return picture
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    box = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
-    over = picture.astype(np.float32)
-    if area == "bodies":
-        inside = (slice(*box[:2]), slice(*box[2:]))
-        stretched = resize(texture, box[1] - box[0], box[3] - box[2])
-        mixed = stretched * np.float32(m) + over[inside] * np.float32(1 - m)
-        over[inside] = np.where(mask[inside][..., None], mixed, over[inside])
-    else:
-        height, width = mask.shape
-        top, left = (box[0] + box[1] - 1) // 2, (box[2] + box[3] - 1) // 2
-        doubled = np.floor(resize(texture, 2 * height, 2 * width) + np.float32(0.5))  # was kept as whole numbers
-        window = doubled[top : top + height, left : left + width]
-        over = window * np.float32(m) + over * np.float32(1 - m)
-    return over.astype(np.uint8)
+    spans = [(int(hit[0]), int(hit[-1]) + 1) for hit in (np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0)))]
+    axes = [texture_axis(*spans[i], texture.shape[i], mask.shape[i], area) for i in (0, 1)]
+    inside = tuple(slice(*span) for span in spans) if area == "bodies" else (slice(None), slice(None))
+    down, across = (tuple(values[None, part] for values in axis) for axis, part in zip(axes, inside, strict=True))
+    over = sample(texture[None].astype(np.float32), np.zeros((1, 1), np.int64), down, across)[0]
+    if area == "whole":
+        over = np.floor(over + np.float32(0.5))  # the enlarged texture was kept as whole numbers
+    mixed = over * np.float32(m) + picture[inside].astype(np.float32) * np.float32(1 - m)
+    blended = picture.copy()
+    blended[inside] = mixed if area == "whole" else np.where(mask[inside][..., None], mixed, picture[inside])
+    return blended
 
 
-def resize(image: Array, height: int, width: int) -> Array:
-    """Bilinear, without smoothing: f32 [height, width, 3]."""
-    down, across = interpolation(image.shape[0], height), interpolation(image.shape[1], width)
-    image = image.astype(np.float32)
-    rows = image[down[0]] * (1 - down[2])[:, None, None] + image[down[1]] * down[2][:, None, None]
-    return rows[:, across[0]] * (1 - across[2])[:, None] + rows[:, across[1]] * across[2][:, None]
+def texture_axis(first: int, end: int, source: int, size: int, area: Area) -> Axis:
+    """Where a texture of `source` pixels is read along a side of `size`, [size] each; bodies lie in [first, end)."""
+    if area == "whole":  # twice as large, from the middle of the bodies on
+        window = slice((first + end - 1) // 2, (first + end - 1) // 2 + size)
+        low, high, weight = interpolation(source, 2 * size)
+        return low[window], high[window], weight[window]
+    tables = interpolation(source, end - first)
+    low, high, weight = (np.zeros(size, table.dtype) for table in tables)
+    low[first:end], high[first:end], weight[first:end] = tables
+    return low, high, weight
+
+
+def sample(textures: Any, env: Any, down: Axis, across: Axis) -> Any:
+    """Textures f32 [B, h, w, 3] read bilinearly, rows by `down` [B, H] and columns by `across` [B, W]: [B, H, W, 3].
+
+    `env` is 0 ... B - 1 as a column [B, 1].
+    """
+    for low, high, weight in (down, across):  # the second time round, columns stand where rows stood
+        share = weight[:, :, None, None]
+        textures = (textures[env, low] * (1 - share) + textures[env, high] * share).swapaxes(1, 2)
+    return textures
 
 
 def shrink(image: Array, height: int, width: int) -> Array:
@@ -56,9 +72,16 @@ def shrink(image: Array, height: int, width: int) -> Array:
     return np.floor(mean + 0.5).astype(np.uint8)
 
 
+def read_picture(path: Path, size: tuple[int, int]) -> Array:
+    """A picture file in height and width `size`, u8 [H, W, 3], by SAPIEN's reader: no image library is needed."""
+    import sapien
+
+    return shrink(sapien.render.RenderTexture2D(str(path)).download()[..., :3], *size)
+
+
 @cache
-def interpolation(source: int, target: int) -> tuple[Array, Array, Array]:
-    """Lower and upper neighbour and the upper one's weight f32, for pixel centres."""
+def interpolation(source: int, target: int) -> Axis:
+    """Bilinear, without smoothing: lower and upper neighbour and the upper one's weight f32, for pixel centres."""
     at = np.clip((np.arange(target, dtype=np.float32) + 0.5) * np.float32(source / target) - 0.5, 0, None)
     low = np.minimum(at.astype(np.int64), source - 1)
     return low, np.minimum(low + 1, source - 1), (at - low).astype(np.float32)

@@ -1,133 +1,151 @@
-"""Which environments a run plays, and which of their episode ids belong to training, demonstrations and evaluation.
-
-A reset id is the published episode id; in the suite `ood` it is row * STRIDE + episode id. What is held out is a fixed
-shuffle's beginning, so that any run of ids mixes objects, images, places and yaws.
-"""
+"""What ManiSkill's put-on-plate tasks offer: options and shape. Neither SAPIEN nor the user's files are touched."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from rlinf.simulators.maniskill.family import PREFIX, VARIANTS, total_trials
+from rlinf.errors import did_you_mean
+from rlinf.simulators.contract import EnvSpec
+from rlinf.simulators.maniskill.assets import find_assets
+from rlinf.simulators.maniskill.constants import CONTROL_FREQ, CONTROL_MODE, NATIVE_SIZE, SIM_FREQ
+from rlinf.simulators.maniskill.observation import CRITIC_COLUMNS
+from rlinf.simulators.maniskill.reset_ids import OOD, reset_ids, rows_of, task_groups, task_names
+from rlinf.simulators.maniskill.tasks import PREFIX, variant
 
-OOD = "ood"
-STRIDE = 10**11  # above every number of episode ids
-HELD_OUT = 4096  # ids of a training set that only evaluations play, or an eighth of a small one
-TEST_IDS = 65536  # evaluations of a test set choose among this many of its ids
-_GROUPS = {
-    "IND": (("Carrot-v1", "train"),),  # the very ids of Main-v3's training set
-    "Vision": (
-        ("VisionImage-v1", "test"),
-        ("VisionTexture03-v1", "test"),
-        ("VisionTexture05-v1", "test"),
-        ("VisionWhole03-v1", "test"),
-        ("VisionWhole05-v1", "test"),
-    ),
-    "Semantic": (
-        ("Carrot-v1", "test"),
-        ("Plate-v1", "test"),
-        ("Instruct-v1", "test"),
-        ("MultiCarrot-v1", "train"),
-        ("MultiCarrot-v1", "test"),
-        ("MultiPlate-v1", "train"),
-        ("MultiPlate-v1", "test"),
-    ),
-    "Execution": (("Position-v1", "test"), ("EEPose-v1", "test"), ("PositionChangeTo-v1", "test")),
-}
-Row = tuple[str, str]  # environment id, obj_set
-
-
-def rows_of(env_id: str, obj_set: str) -> tuple[Row, ...]:
-    """The environments that an id plays: itself, or the published out-of-distribution evaluation."""
-    if env_id != OOD:
-        return ((env_id, obj_set),)
-    return tuple((PREFIX + name, objects) for rows in _GROUPS.values() for name, objects in rows)
-
-
-def task_names(env_id: str, obj_set: str) -> tuple[str, ...]:
-    """What tables call the rows."""
-    if env_id != OOD:
-        return (env_id,)
-    return tuple(_short(name, objects) for rows in _GROUPS.values() for name, objects in rows)
-
-
-def task_groups(env_id: str) -> dict[str, tuple[str, ...]]:
-    """The rows of the suite by what they test, then all but the trained ones, then all.
-
-    The published tables call the mean over all, IND among them, "Average of OOD".
-    """
-    if env_id != OOD:
-        return {}
-    groups = {group: tuple(_short(name, objects) for name, objects in rows) for group, rows in _GROUPS.items()}
-    rows = task_names(env_id, "test")
-    return groups | {"OOD": tuple(row for row in rows if row not in groups["IND"]), "Average": rows}
-
-
-def _short(name: str, obj_set: str) -> str:
-    return name if obj_set == "test" else f"{name}-{obj_set}"
-
-
-def reset_ids(env_id: str, obj_set: str, trials_per_task: int) -> dict[str, Sequence[int]]:
-    """Disjoint ids: nothing of a test set, or of the suite, is ever trained on."""
-    if env_id == OOD:
-        rows = [_split(*row, row_number=n)["eval"][:trials_per_task] for n, row in enumerate(rows_of(env_id, obj_set))]
-        return {"train": (), "demo": (), "eval": tuple(i for row in rows for i in row)}
-    return _split(env_id, obj_set)
-
-
-def _split(env_id: str, obj_set: str, row_number: int = 0) -> dict[str, Sequence[int]]:
-    total, offset = total_trials(env_id, obj_set), row_number * STRIDE
-    if obj_set == "test" and VARIANTS[env_id]["train"] != VARIANTS[env_id]["test"]:
-        return {"train": (), "demo": (), "eval": ShuffledIds(total, range(min(total, TEST_IDS)), offset)}
-    held_out, demos = min(HELD_OUT, total // 8), total // 4
-    edges = {"eval": (0, held_out), "demo": (held_out, held_out + demos), "train": (held_out + demos, total)}
-    return {name: ShuffledIds(total, range(*span), offset) for name, span in edges.items()}
+SHADERS = ("minimal", "default")
 
 
 @dataclass(frozen=True)
-class ShuffledIds(Sequence[int]):
-    """`places` of a fixed shuffle of 0 ... total - 1, without writing it out."""
+class Options:
+    """`init_params` of ManiSkill."""
 
-    total: int
-    places: range
-    offset: int = 0  # added to every id
+    id: str = PREFIX + "Main-v3"
+    """Environment id, or ood: the published out-of-distribution evaluation, 16 environments in one run."""
+    obj_set: Literal["train", "test", "all"] = "train"
+    """Which objects, plates and images an id chooses from."""
+    image_size: int | tuple[int, int] | None = None
+    """Pixels of the image, a square's side or [height, width]; null is 480 x 640. The field of view stays."""
+    state: Literal["qpos", "qpos+target"] = "qpos"
+    """qpos: the 8 joints, as published; qpos+target appends the pose that actions move, in the base's frame (7)."""
+    reward_mode: Literal["default", "only_success", "raw"] = "default"
+    """default: 0.1 grasped + 0.1 held + 1.0 on the plate after a grasp; only_success: 1 on the plate; raw: always 0."""
+    sim_backend: Literal["auto", "cpu", "physx_cpu", "gpu", "physx_cuda"] = "auto"
+    """gpu steps all scenes of a process in one batch; auto is cpu: one scene at a time, equal everywhere."""
+    sim_config: dict[str, Any] = field(default_factory=dict)
+    """sim_freq (500) and control_freq (5), Hz."""
+    sensor_configs: dict[str, Any] = field(default_factory=dict)
+    """shader_pack: minimal or default."""
+    control_mode: str | None = None
+    """Only that of WidowX, which null stands for."""
+    obs_mode: Literal["rgb+segmentation"] = "rgb+segmentation"
+    """Accepted for compatibility: the segmentation cuts the robot out of its background."""
+    num_envs: int | None = None
+    """Accepted for compatibility; total_num_envs counts the environments."""
+    max_episode_steps: int | None = None
+    """Accepted for compatibility; max_episode_steps of the env block counts."""
+    render_mode: str | None = None
+    """Accepted for compatibility; nothing is shown on a screen."""
+    use_multiple_plates: bool = False
+    """Accepted for compatibility; MultiPlate-v1 has two plates."""
+    trials_per_task: int = 64
+    """Episodes of each environment of the suite ood."""
+    task_suite_name: str | None = None
+    """Another name for id."""
 
-    def __len__(self) -> int:
-        return len(self.places)
+    def __post_init__(self) -> None:
+        if self.task_suite_name is not None:
+            object.__setattr__(self, "id", self.task_suite_name)
+        for row in rows_of(self.id, self.obj_set):
+            variant(*row)
+        if self.control_mode == "None":  # how the published YAML writes null
+            object.__setattr__(self, "control_mode", None)
+        if self.control_mode not in (None, CONTROL_MODE):
+            raise ValueError(f"control_mode={self.control_mode!r} must be null or {CONTROL_MODE}, the only controller")
+        if self.num_envs not in (None, 1):
+            raise ValueError(
+                f"num_envs={self.num_envs} must be null: total_num_envs counts the environments, and a CPU process "
+                "steps one scene at a time"
+            )
+        if self.use_multiple_plates:
+            raise ValueError(f"use_multiple_plates=True is not offered; id: {PREFIX}MultiPlate-v1 has two plates")
+        if self.state != "qpos" and self.on_gpu:
+            raise ValueError(f"state={self.state} needs sim_backend: cpu; a batch on a GPU gives qpos")
+        if self.id == OOD and self.on_gpu:
+            raise ValueError(f"id={OOD} needs sim_backend: cpu: a batch on a GPU plays one environment id")
+        if self.trials_per_task < 1:
+            raise ValueError(f"trials_per_task={self.trials_per_task} must be at least 1")
+        _check_keys("sim_config", self.sim_config, ("sim_freq", "control_freq"))
+        _check_keys("sensor_configs", self.sensor_configs, ("shader_pack",))
+        if self.shader not in SHADERS:
+            hint = did_you_mean(self.shader, SHADERS)
+            raise ValueError(f"sensor_configs.shader_pack={self.shader!r} must be {' or '.join(SHADERS)}{hint}")
+        for name, value in (("sim_freq", self.sim_freq), ("control_freq", self.control_freq)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"sim_config.{name}={value!r} must be a whole number of Hz above 0")
+        if self.sim_freq % self.control_freq:
+            raise ValueError(
+                f"sim_config.sim_freq={self.sim_freq} must be a multiple of control_freq={self.control_freq}"
+            )
+        if len(self.size) != 2 or any(not isinstance(side, int) or side < 16 for side in self.size):
+            raise ValueError(
+                f"image_size={self.image_size!r} must be a side or [height, width], at least 16 pixels each"
+            )
 
-    def __getitem__(self, index):  # type: ignore[override]
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self.offset + _shuffle(self.places[index], self.total, forwards=True)
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the picture."""
+        if self.image_size is None:
+            return NATIVE_SIZE
+        return (self.image_size,) * 2 if isinstance(self.image_size, int) else tuple(self.image_size)  # type: ignore[return-value]
 
-    def __contains__(self, reset_id: object) -> bool:
-        if not isinstance(reset_id, int) or not 0 <= reset_id - self.offset < self.total:
-            return False
-        return _shuffle(reset_id - self.offset, self.total, forwards=False) in self.places
+    @property
+    def shader(self) -> str:
+        """SAPIEN's shader pack; minimal is ManiSkill's own choice."""
+        return str(self.sensor_configs.get("shader_pack", SHADERS[0]))
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether one batch on a GPU holds all scenes."""
+        return self.sim_backend in ("gpu", "physx_cuda")
 
-def _shuffle(number: int, total: int, *, forwards: bool) -> int:
-    """Where a Feistel network on the next even number of bits sends `number`, walking on until that is below total."""
-    half = max(1, ((total - 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    while True:
-        left, right = number >> half, number & mask
-        for key in _KEYS if forwards else reversed(_KEYS):
-            if forwards:
-                left, right = right, left ^ (_scatter(right, key) & mask)
-            else:
-                left, right = right ^ (_scatter(left, key) & mask), left
-        number = left << half | right
-        if number < total:
-            return number
+    @property
+    def sim_freq(self) -> int:
+        """Physics steps a second."""
+        return self.sim_config.get("sim_freq", SIM_FREQ)
 
-
-_KEYS = (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F)
+    @property
+    def control_freq(self) -> int:
+        """Actions a second."""
+        return self.sim_config.get("control_freq", CONTROL_FREQ)
 
 
-def _scatter(number: int, key: int) -> int:
-    """32 well-mixed bits."""
-    number = (number ^ key) * 0x2C1B3C6D & 0xFFFFFFFF
-    number = (number ^ number >> 12) * 0x297A2D39 & 0xFFFFFFFF
-    return number ^ number >> 15
+def spec(options: Options) -> EnvSpec:
+    """The shape of an environment, or of the out-of-distribution suite."""
+    return EnvSpec(
+        suite=options.id,
+        tasks=task_names(options.id),
+        action_dim=7,
+        action_names=("x", "y", "z", "rx", "ry", "rz", "gripper"),
+        gripper="binary_pm1",
+        state_dim=8 if options.state == "qpos" else 8 + 7,
+        image_size=options.size,
+        reset_ids=reset_ids(options.id, options.obj_set, options.trials_per_task),
+        control_hz=float(options.control_freq),
+        task_groups=task_groups(options.id),
+        critic_state_dim=CRITIC_COLUMNS,
+        batched=options.on_gpu,
+    )
+
+
+def check_setup(options: Options) -> None:
+    """Refuse to start where files that the environments need are missing."""
+    find_assets(rows_of(options.id, options.obj_set))
+
+
+def _check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse keys of a block that are not known."""
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{name}.{key} is not an option{did_you_mean(key, known)}; known: {', '.join(known)}")

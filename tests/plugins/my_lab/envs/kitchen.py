@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from rlinf.simulators.contract import Array, ChunkResult, EnvSpec, IdGrid, ReplayState
+from rlinf.simulators.contract import TASK_STRIDE, Array, EnvSpec, ReplayScene, SceneObservation, split_ids
 
 GOALS = {"warm": 0.4, "hot": 0.8}
 
@@ -32,49 +31,38 @@ def spec(options: Options) -> EnvSpec:
         gripper="none",
         state_dim=2,
         image_size=(8, 8),
-        reset_ids={
-            "train": IdGrid((0, 1), range(1000, 2000), interleaved=True),
-            "demo": IdGrid((0, 1), range(500, 1000), interleaved=True),
-            "eval": IdGrid((0, 1), range(100)),
-        },
+        reset_ids=split_ids(tasks=(0, 1), trials=100),
         control_hz=1.0,
     )
 
 
-class Scene(ReplayState):
+class Scene(ReplayScene):
     """One pot."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
 
-    def reset(self, reset_id: int) -> None:
-        self._begin(reset_id)
-        self._goal = list(GOALS)[reset_id // 1_000_000]
-        self._temperature = float(np.random.default_rng(reset_id).uniform(0, 1))
+    def start(self, reset_id: int) -> None:
+        self.goal = list(GOALS)[reset_id // TASK_STRIDE]
+        self.temperature = float(np.random.default_rng(reset_id).uniform(0, 1))
 
     def task(self) -> str:
-        return self._goal
+        return self.goal
 
-    def step_chunk(self, actions: Array, *, stop_on_success: bool, record: bool) -> ChunkResult:
-        result = ChunkResult.zeros(len(actions))
-        for i, action in enumerate(actions):
-            self._temperature += self.options.power * float(np.clip(action[0], -1, 1))
-            done = abs(self._temperature - GOALS[self._goal]) < 0.1
-            result.rewards[i], result.success[i], result.steps = float(done), done, i + 1
-            if record:
-                result.frames.append(self.observe()["images"])
-            if done and stop_on_success:
-                break
-        self._remember(actions[: result.steps])
-        return result
+    def step(self, action: Array) -> tuple[float, bool, bool]:
+        self.temperature += self.options.power * float(np.clip(action[0], -1, 1))
+        reached = abs(self.temperature - GOALS[self.goal]) < 0.1
+        return float(reached), reached, False
 
-    def observe(self) -> dict[str, Any]:
-        level = int(255 * np.clip(self._temperature, 0, 1))
+    def frame(self) -> Array:
+        return np.full((8, 8, 3), int(255 * np.clip(self.temperature, 0, 1)), np.uint8)
+
+    def observe(self) -> SceneObservation:
         return {
-            "images": np.full((8, 8, 3), level, np.uint8),
+            "images": self.frame(),
             "wrist_images": None,
-            "states": np.array([self._temperature, GOALS[self._goal]], np.float32),
-            "task_description": f"make the water {self._goal}",
+            "states": np.array([self.temperature, GOALS[self.goal]], np.float32),
+            "task_description": f"make the water {self.goal}",
             "critic_state": None,
         }
 

@@ -15,14 +15,9 @@ import sapien
 from sapien.wrapper.pinocchio_model import PinocchioModel
 
 from rlinf.simulators.contract import Array
+from rlinf.simulators.maniskill import constants
 
-BASE_POSITION, BASE_QUATERNION = (0.147, 0.028, 0.870), (0.0, 0.0, 0.0, 1.0)
-STIFFNESS = (1169.7891719504198, 730.0, 808.4601346394447, 1229.1299089624076, 1272.2760456418862, 1056.3326605132252)
-DAMPING = (330.0, 180.0, 152.12036565582588, 309.6215302722146, 201.04998711007383, 269.51458932695414)
-FORCE_LIMIT = (200.0, 200.0, 100.0, 100.0, 100.0, 100.0)
-FINGER_STIFFNESS, FINGER_DAMPING, FINGER_FORCE = 1000.0, 200.0, 60.0
-FINGER_CLOSED, FINGER_OPEN = 0.014, 0.038  # a millimetre past the stops, so that a closed hand presses
-GRIPPER_LINK, FINGER_LINKS = "ee_gripper_link", ("left_finger_link", "right_finger_link")
+FINGER_DRIVES = [(constants.FINGER_STIFFNESS, constants.FINGER_DAMPING, constants.FINGER_FORCE)] * 2
 ARM_JOINTS, IK_ITERATIONS = 6, 100
 
 
@@ -35,19 +30,19 @@ class Arm:
         self._joints = robot.active_joints
         names = [joint.name for joint in self._joints], list(self.links)
         self._solver = _solver(urdf, *map(tuple, names))
-        self._gripper_index = names[1].index(GRIPPER_LINK)
+        self._gripper_index = names[1].index(constants.GRIPPER_LINK)
         self._arm_only = np.arange(len(self._joints)) < ARM_JOINTS
-        for i, joint in enumerate(self._joints):
-            drive = (STIFFNESS[i], DAMPING[i], FORCE_LIMIT[i]) if i < ARM_JOINTS else _FINGER_DRIVE
-            joint.set_drive_properties(drive[0], drive[1], force_limit=drive[2], mode="force")
+        drives = zip(constants.STIFFNESS, constants.DAMPING, constants.FORCE_LIMIT, strict=True)
+        for joint, (stiffness, damping, force) in zip(self._joints, [*drives, *FINGER_DRIVES], strict=True):
+            joint.set_drive_properties(stiffness, damping, force_limit=force, mode="force")
             joint.set_friction(0.0)
         for link in robot.links:
             link.disable_gravity = True
 
     def place(self, qpos: tuple[float, ...]) -> None:
-        """Stand still at `qpos`; the target is where the gripper is."""
+        """Stand still at `qpos` (6 arm joints, 2 fingers); the target is where the gripper is."""
         robot = self.robot
-        robot.set_pose(sapien.Pose(BASE_POSITION, BASE_QUATERNION))
+        robot.set_pose(sapien.Pose(constants.BASE_POSITION, constants.BASE_QUATERNION))
         robot.set_qpos(np.array(qpos, np.float32))
         robot.set_qvel(np.zeros(len(qpos), np.float32))
         robot.set_qf(np.zeros(len(qpos), np.float32))
@@ -57,8 +52,8 @@ class Arm:
 
     @property
     def gripper(self) -> Any:
-        """Pose between the fingers, in the world."""
-        return self.links[GRIPPER_LINK].entity_pose
+        """Pose of the point between the fingers, in the world frame."""
+        return self.links[constants.GRIPPER_LINK].entity_pose
 
     @property
     def qpos(self) -> Array:
@@ -80,14 +75,11 @@ class Arm:
             active_qmask=self._arm_only,
             max_iterations=IK_ITERATIONS,
         )
-        low, high, half = np.float32(FINGER_CLOSED), np.float32(FINGER_OPEN), np.float32(0.5)
+        low, high, half = np.float32(constants.FINGER_CLOSED), np.float32(constants.FINGER_OPEN), np.float32(0.5)
         goal = np.full(len(qpos), half * (high + low) + half * (high - low) * np.clip(action[6], -1, 1))
         goal[:ARM_JOINTS] = (found if reached else qpos)[:ARM_JOINTS]
         for joint, value in zip(self._joints, goal, strict=True):
             joint.set_drive_target(float(value))
-
-
-_FINGER_DRIVE = (FINGER_STIFFNESS, FINGER_DAMPING, FINGER_FORCE)
 
 
 @cache
@@ -111,7 +103,7 @@ def rotate(quaternion: Array, point: Array) -> Array:
 
 
 def conjugate(quaternion: Array) -> Array:
-    """The rotation backwards."""
+    """The inverse of a unit quaternion w x y z."""
     return quaternion * np.array([1, -1, -1, -1], quaternion.dtype)
 
 
@@ -140,6 +132,7 @@ def from_euler(angles: Array) -> Array:
 
 
 def _product(a: Array, b: Array) -> Array:
+    """The Hamilton product of two quaternions w x y z."""
     aw, ax, ay, az = a
     bw, bx, by, bz = b
     return np.array(

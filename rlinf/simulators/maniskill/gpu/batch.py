@@ -8,70 +8,45 @@ device once per chunk. Letters: B envs, R rows of a call, C actions of a chunk. 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 
-from rlinf.simulators.contract import Array, ChunkResult, SetupError
+from rlinf.simulators.contract import Array, ChunkResult, Rows, SceneObservation, SetupError
+from rlinf.simulators.maniskill.judge import Judgement, level
+from rlinf.simulators.maniskill.observation import DISTANCES
+from rlinf.simulators.maniskill.suite import Options
+from rlinf.simulators.vulkan import check_driver
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlinf.simulators.maniskill import Options
-    from rlinf.simulators.maniskill.family import Episode
-
-JUDGED = ("success", "is_src_obj_grasped", "consecutive_grasp", "src_on_target")
-DISTANCES = ("gripper_carrot_dist", "gripper_plate_dist", "carrot_plate_dist")
+    from rlinf.simulators.maniskill.gpu.environment import PutOnPlate
 
 
-class BatchedEnv(Protocol):
-    """What this file asks of an environment; `put_on_plate.PutOnPlate` is one."""
-
-    num_envs: int
-    device: Any
-    episodes: list[Episode]  # of every env
-
-    def reset(self, *, options: dict[str, Any]) -> Any:
-        """Begin the episodes options["episode_id"] i64 [R] in the envs options["env_idx"] i64 [R]."""
-
-    def advance(self, actions: Tensor) -> Mapping[str, Tensor]:
-        """One action f32 [B, 7] everywhere; returns what holds afterwards, [B] each: `JUDGED` and `DISTANCES`."""
-
-    def look(self) -> Mapping[str, Tensor]:
-        """What can be observed, [B, ...] each: images u8 [B, H, W, 3], states f32 [B, 8], critic_state f32 [B, K]."""
-
-    def get_language_instruction(self) -> list[str]: ...
-
-    def snapshot(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Everything that the episodes of R envs consist of, [R, ...] each."""
-
-    def restore(self, rows: Sequence[int], saved: dict[str, Tensor]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Kept(NamedTuple):
+class PausedRow(NamedTuple):
     """A row as it was when it stopped playing."""
 
     state: dict[str, Tensor]  # [1, ...] each
     seen: dict[str, Tensor]  # [...] each; empty where nobody will look
 
 
-class BatchedScenes:
-    """The scenes of a process, for the commands of the parent; a `BatchSimulator`."""
+class Batch:
+    """The scenes of a process, all of one environment id; a `BatchSimulator`."""
 
-    def __init__(self, env: BatchedEnv, level: Callable[[Mapping[str, Any]], float]) -> None:
-        """`level` is the reward of what was judged."""
-        import torch
+    def __init__(self, options: Options, num_scenes: int, env: PutOnPlate | None = None) -> None:
+        """`env` stands in for the environment on this process's GPU, in tests."""
+        import torch  # only where there is a GPU: processes of the CPU back end have none
 
-        self._torch, self._env, self._level = torch, env, level
-        self._kept: dict[int, Kept] = {}
+        self._torch, self._env = torch, env or make_env(options, num_scenes)
+        self._reward_mode = options.reward_mode
+        self._paused: dict[int, PausedRow] = {}
         self._playing: set[int] = set()  # rows that were given an episode
 
-    def reset(self, rows: Sequence[int], reset_ids: Sequence[int]) -> None:
+    def reset(self, rows: Rows, reset_ids: Sequence[int]) -> None:
         """Start these episodes."""
         as_tensor = self._torch.as_tensor
         options = {"env_idx": as_tensor(rows, device=self._env.device), "episode_id": as_tensor(reset_ids)}
@@ -79,20 +54,14 @@ class BatchedScenes:
         self._begin(rows)
 
     def task(self, row: int) -> str:
-        """The id is the task."""
+        """The environment id is the task."""
         return self._env.episodes[row].env_id
 
     def step_chunk(
-        self,
-        rows: Sequence[int],
-        actions: Array,
-        steps: Sequence[int],
-        *,
-        stop_on_success: bool,
-        record: Sequence[bool],
+        self, rows: Rows, actions: Array, steps: Sequence[int], *, stop_on_success: bool, record: Sequence[bool]
     ) -> list[ChunkResult]:
         """Execute the first steps[r] of actions f32 [R, C, 7] in every row, fewer where success ends an episode."""
-        self._resume([row for row in rows if row in self._kept])
+        self._resume([row for row in rows if row in self._paused])
         commands = self._torch.zeros((self._env.num_envs, *actions.shape[1:]))
         commands[list(rows)] = self._torch.from_numpy(np.ascontiguousarray(actions, np.float32))
         commands = commands.to(self._env.device)
@@ -103,7 +72,7 @@ class BatchedScenes:
         for i in range(max(steps)):
             if not live:
                 break
-            self._keep([row for row in self._playing - set(live) if row not in self._kept], look=i > 0)
+            self._pause([row for row in self._playing - set(live) if row not in self._paused], look=i > 0)
             happened.append(self._env.advance(commands[:, i]))
             success = happened[-1]["success"].tolist() if stop_on_success else [False] * self._env.num_envs
             for row in live:
@@ -113,28 +82,33 @@ class BatchedScenes:
         self._fill(results, happened)
         return [results[row] for row in rows]
 
-    def observe(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+    def observe(self, rows: Rows) -> list[SceneObservation]:
         """What the rows see; those that ended within the chunk where they ended."""
-        gone_on = [row for row in rows if row not in self._kept or not self._kept[row].seen]
-        self._resume([row for row in gone_on if row in self._kept])
-        seen = self._env.look() if gone_on else {}
-        names = seen or self._kept[rows[0]].seen
-        pick = [self._kept[row].seen if row not in gone_on else {n: seen[n][row] for n in names} for row in rows]
-        arrays = {name: self._torch.stack([one[name] for one in pick]).cpu().numpy() for name in names}
+        moving = [row for row in rows if row not in self._paused or not self._paused[row].seen]
+        self._resume([row for row in moving if row in self._paused])
+        now = self._env.look() if moving else {}
+        pick = [{n: now[n][row] for n in now} if row in moving else self._paused[row].seen for row in rows]
+        seen = {name: self._torch.stack([one[name] for one in pick]).cpu().numpy() for name in pick[0]}
         told = self._env.get_language_instruction()
         return [
-            {name: values[r] for name, values in arrays.items()} | {"wrist_images": None, "task_description": told[row]}
+            {
+                "images": seen["images"][r],
+                "wrist_images": None,
+                "states": seen["states"][r],
+                "task_description": told[row],
+                "critic_state": seen["critic_state"][r],
+            }
             for r, row in enumerate(rows)
         ]
 
-    def get_state(self, rows: Sequence[int]) -> list[bytes]:
+    def get_state(self, rows: Rows) -> list[bytes]:
         """The rows' episodes, to continue as exactly as ManiSkill restores them."""
-        moving = [row for row in rows if row not in self._kept]
+        moving = [row for row in rows if row not in self._paused]
         now = self._env.snapshot(moving) if moving else {}
         states = {row: {name: value[r : r + 1] for name, value in now.items()} for r, row in enumerate(moving)}
-        return [_to_bytes(self._kept[row].state if row in self._kept else states[row]) for row in rows]
+        return [_to_bytes(self._paused[row].state if row in self._paused else states[row]) for row in rows]
 
-    def set_state(self, rows: Sequence[int], states: Sequence[bytes]) -> None:
+    def set_state(self, rows: Rows, states: Sequence[bytes]) -> None:
         """Continue saved episodes."""
         self._restore(rows, [self._from_bytes(state) for state in states])
         self._begin(rows)
@@ -143,74 +117,63 @@ class BatchedScenes:
         """Free the environment."""
         self._env.close()
 
-    def _begin(self, rows: Sequence[int]) -> None:
+    def _begin(self, rows: Rows) -> None:
+        """Note that these rows play an episode from here on."""
         self._playing |= set(rows)
         for row in rows:
-            self._kept.pop(row, None)
+            self._paused.pop(row, None)
 
-    def _keep(self, rows: Sequence[int], *, look: bool) -> None:
+    def _pause(self, rows: Rows, *, look: bool) -> None:
         """Remember rows that take no part in the next step; `look` where what they see is still to be asked."""
         if not rows:
             return
         state, seen = self._env.snapshot(rows), self._env.look() if look else {}
         for r, row in enumerate(rows):
             mine = {name: value[r : r + 1].clone() for name, value in state.items()}
-            self._kept[row] = Kept(mine, {name: value[row].clone() for name, value in seen.items()})
+            self._paused[row] = PausedRow(mine, {name: value[row].clone() for name, value in seen.items()})
 
-    def _resume(self, rows: Sequence[int]) -> None:
+    def _resume(self, rows: Rows) -> None:
         """Put rows back to where they stopped."""
         if rows:
-            self._restore(rows, [self._kept.pop(row).state for row in rows])
+            self._restore(rows, [self._paused.pop(row).state for row in rows])
 
-    def _restore(self, rows: Sequence[int], states: Sequence[dict[str, Tensor]]) -> None:
+    def _restore(self, rows: Rows, states: Sequence[dict[str, Tensor]]) -> None:
         self._env.restore(rows, {name: self._torch.cat([state[name] for state in states]) for name in states[0]})
 
-    def _film(self, rows: Sequence[int], results: Mapping[int, ChunkResult]) -> None:
+    def _film(self, rows: Rows, results: Mapping[int, ChunkResult]) -> None:
+        """Add what these rows see to their frames."""
         if rows:
             frames = self._env.look()["images"][list(rows)].cpu().numpy()
             for row, frame in zip(rows, frames, strict=True):
                 results[row].frames.append(frame)
 
     def _fill(self, results: Mapping[int, ChunkResult], happened: Sequence[Mapping[str, Tensor]]) -> None:
-        """Read what happened from the device, once."""
+        """Fill in what happened at each step, read from the device once."""
         stack = self._torch.stack
-        judged = stack([stack([one[name] for name in JUDGED]) for one in happened]).cpu().numpy()  # bool [steps, 4, B]
-        distances = stack([stack([one[name] for name in DISTANCES]) for one in happened]).cpu().numpy()
+        flags = stack([stack([one[name] for name in Judgement._fields]) for one in happened]).cpu().numpy()
+        distances = stack([stack([one[name] for name in DISTANCES]) for one in happened]).cpu().numpy()  # [steps, 3, B]
         for row, result in results.items():
             for i in range(result.steps):
-                flags = dict(zip(JUDGED, judged[i, :, row].tolist(), strict=True))
-                result.success[i], result.rewards[i] = flags["success"], self._level(flags)
-                result.info = {name: float(flag) for name, flag in flags.items() if name != "success"}
+                judged = Judgement(*flags[i, :, row].tolist())
+                result.success[i], result.rewards[i] = judged.success, level(self._reward_mode, judged)
+                result.info = {name: float(flag) for name, flag in judged._asdict().items() if name != "success"}
                 result.info |= dict(zip(DISTANCES, distances[i, :, row].tolist(), strict=True))
 
     def _from_bytes(self, state: bytes) -> dict[str, Tensor]:
+        """The tensors of one row that `_to_bytes` wrote."""
         with np.load(io.BytesIO(state), allow_pickle=False) as saved:
             return {name: self._torch.from_numpy(saved[name]) for name in saved.files}
 
 
-class Batch(BatchedScenes):
-    """`num_scenes` scenes of an id on this process's GPU."""
-
-    def __init__(self, options: Options, num_scenes: int) -> None:
-        from rlinf.simulators.maniskill import level
-
-        def judged_level(flags: Mapping[str, Any]) -> float:
-            return level(options.reward_mode, flags)
-
-        super().__init__(make_env(options, num_scenes), judged_level)
-
-
-def make_env(options: Options, num_envs: int) -> BatchedEnv:
-    """The ManiSkill environment on the GPU; a SetupError says what this machine lacks."""
+def make_env(options: Options, num_envs: int) -> PutOnPlate:
+    """Make the ManiSkill environment on the GPU; a SetupError says what this machine lacks."""
     import torch
-
-    from rlinf.simulators.vulkan import check_driver
 
     if not torch.cuda.is_available():
         raise SetupError("sim_backend: gpu needs an NVIDIA GPU and a torch that sees it; sim_backend: cpu does not")
     check_driver()
     enable_gpu_physics()
-    from rlinf.simulators.maniskill.put_on_plate import PutOnPlate
+    from rlinf.simulators.maniskill.gpu.environment import PutOnPlate
 
     return PutOnPlate(
         num_envs=num_envs,
@@ -241,6 +204,7 @@ def enable_gpu_physics() -> None:
 
 
 def _to_bytes(state: Mapping[str, Tensor]) -> bytes:
+    """The tensors of one row as an .npz file."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {name: value.cpu().numpy() for name, value in state.items()}
     np.savez(buffer, **arrays)

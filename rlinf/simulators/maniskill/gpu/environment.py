@@ -1,12 +1,14 @@
 """The published put-on-plate tasks as a ManiSkill environment: B of them stepped together, on a GPU or one on the CPU.
 
 All objects and plates that an id may show are in every env, since a batch needs the same bodies everywhere; those that
-an episode does not show are parked behind the camera. GPU physics is unverified: it has not been run.
+an episode does not show stand behind the camera. GPU physics is unverified: it has not been run. Letters: B envs, R
+rows of a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import sapien
@@ -18,28 +20,21 @@ from mani_skill.utils.structs import Actor, Pose
 from mani_skill.utils.structs.types import SimConfig
 from torch import Tensor
 
-from rlinf.simulators.maniskill import arm, level, stage, studio
-from rlinf.simulators.maniskill.assets import Model, find_assets
-from rlinf.simulators.maniskill.batched_judge import Judge
-from rlinf.simulators.maniskill.batched_picture import Backdrops
-from rlinf.simulators.maniskill.family import (
-    NUM_PLATES,
-    TELEPORT_STEP,
-    Body,
-    Episode,
-    Range,
-    Teleport,
-    episode,
-    variant,
-)
-from rlinf.simulators.maniskill.widowx import CAMERA, CONTROL_MODE, WidowX, intrinsic
+from rlinf.simulators.maniskill import constants, tasks
+from rlinf.simulators.maniskill.assets import find_assets
+from rlinf.simulators.maniskill.gpu.backdrops import Backdrops
+from rlinf.simulators.maniskill.gpu.judge import BatchJudge
+from rlinf.simulators.maniskill.gpu.widowx import CAMERA, WidowX, camera_matrix
+from rlinf.simulators.maniskill.judge import GRASP_ANGLE, GRASP_FORCE, HELD_STEPS, Judgement, level
+from rlinf.simulators.maniskill.observation import FAR, critic_columns, distances
+from rlinf.simulators.maniskill.tasks import TELEPORT_STEP, Body, BodyKey, Episode, Teleport
 
-ASIDE = stage._aside()  # where each object and plate waits while an episode does not show it
-SPACING = 10.0  # m between the envs of a batch: wider than a row of parked bodies
+HIDDEN = tasks.hidden_bodies()
+SPACING = 10.0  # m between the envs of a batch: wider than a row of hidden bodies
 
 
 class PutOnPlate(BaseEnv):
-    """One id of the family with one obj_set."""
+    """One environment id with one obj_set. What ManiSkill calls private is used where it has no public name for it."""
 
     SUPPORTED_OBS_MODES = ("rgb+segmentation", "none")
     SUPPORTED_REWARD_MODES = ("none", "sparse", "dense")  # always 0 as published, success, or the level of success
@@ -51,13 +46,15 @@ class PutOnPlate(BaseEnv):
         task: str,
         obj_set: Literal["train", "test", "all"] = "train",
         control_mode: str | None = None,
-        image_size: tuple[int, int] = studio.NATIVE_SIZE,
+        image_size: tuple[int, int] = constants.NATIVE_SIZE,
         **kwargs: Any,
     ) -> None:
         """`image_size` is the height and width of the picture; the rest are ManiSkill's own arguments."""
-        if control_mode not in (None, CONTROL_MODE):
-            raise ValueError(f"control_mode={control_mode!r} must be null or {CONTROL_MODE}, the only controller")
-        self.task, self.obj_set, self.variant = task, obj_set, variant(task, obj_set)
+        if control_mode not in (None, constants.CONTROL_MODE):
+            raise ValueError(
+                f"control_mode={control_mode!r} must be null or {constants.CONTROL_MODE}, the only controller"
+            )
+        self.task, self.obj_set, self.variant = task, obj_set, tasks.variant(task, obj_set)
         self.assets = find_assets([(task, obj_set)])
         self.episodes: list[Episode] = []  # one per env
         robot = type("WidowX", (WidowX,), {"urdf_path": str(self.assets.urdf), "image_size": image_size})
@@ -67,7 +64,7 @@ class PutOnPlate(BaseEnv):
 
     @property
     def _default_sim_config(self) -> SimConfig:
-        return SimConfig(spacing=SPACING, sim_freq=500, control_freq=5)
+        return SimConfig(spacing=SPACING, sim_freq=constants.SIM_FREQ, control_freq=constants.CONTROL_FREQ)
 
     @property
     def _default_human_render_camera_configs(self) -> CameraConfig:
@@ -76,50 +73,48 @@ class PutOnPlate(BaseEnv):
             pose=sapien.Pose([0.0, -0.16, 0.336], [0.909182, -0.0819809, 0.347277, 0.214629]),
             width=512,
             height=512,
-            intrinsic=intrinsic(studio.NATIVE_SIZE),
+            intrinsic=camera_matrix(constants.NATIVE_SIZE),
             mount=self.agent.robot.links_map["base_link"],
         )
 
     def _load_agent(self, options: dict[str, Any], *_: Any) -> None:
-        super()._load_agent(options, sapien.Pose(arm.BASE_POSITION, arm.BASE_QUATERNION))
+        super()._load_agent(options, sapien.Pose(constants.BASE_POSITION, constants.BASE_QUATERNION))
 
     def _load_scene(self, options: dict[str, Any]) -> None:
         for robot in self.agent.robot._objs:
-            sapien_utils.set_articulation_render_material(robot, specular=0.9, roughness=0.3)
-        table, upright = self.scene.create_actor_builder(), sapien.Pose(q=stage.TABLE_QUATERNION)
+            sapien_utils.set_articulation_render_material(
+                robot, specular=constants.ROBOT_SPECULAR, roughness=constants.ROBOT_ROUGHNESS
+            )
+        table, upright = self.scene.create_actor_builder(), sapien.Pose(q=constants.TABLE_QUATERNION)
         table.add_nonconvex_collision_from_file(str(self.assets.table), pose=upright)
         table.add_visual_from_file(str(self.assets.table), pose=upright)
-        table.initial_pose = sapien.Pose(stage.TABLE_POSITION)
+        table.initial_pose = sapien.Pose(constants.TABLE_POSITION)
         table.build_static(name="table")
-        v = self.variant
-        plates = Range(NUM_PLATES) if v.extra == "plate" and v.plates.count == 1 else v.plates
-        self._objects = {i: self._load_body("object", i, self.assets.objects[i]) for i in _span(v.objects)}
-        self._plates = {i: self._load_body("plate", i, self.assets.plates[i]) for i in _span(plates)}
+        self._bodies = {key: self._load_body(key) for key in self.variant.bodies}
 
-    def _load_body(self, kind: str, index: int, model: Model) -> Actor:
-        material = sapien.physx.PhysxMaterial(stage.FRICTION, stage.FRICTION, 0.0)
+    def _load_body(self, key: BodyKey) -> Actor:
+        """Load an object or plate into every env, behind the camera."""
+        model = self.assets.model(key)
+        material = sapien.physx.PhysxMaterial(constants.FRICTION, constants.FRICTION, 0.0)
         builder = self.scene.create_actor_builder()
         builder.add_multiple_convex_collisions_from_file(str(model.collision), material=material, density=model.density)
         builder.add_visual_from_file(str(model.visual))
-        builder.initial_pose = sapien.Pose(ASIDE[kind, index].position)
-        return builder.build(name=f"{kind} {model.folder.name}")
+        builder.initial_pose = sapien.Pose(HIDDEN[key].position)
+        return builder.build(name=f"{key[0]} {model.folder.name}")
 
     def _load_lighting(self, options: dict[str, Any]) -> None:
-        self.scene.set_ambient_light([studio.AMBIENT] * 3)
-        for direction, strength in studio.LIGHTS:
+        self.scene.set_ambient_light([constants.AMBIENT] * 3)
+        for direction, strength in constants.LIGHTS:
             self.scene.add_directional_light(direction, [strength] * 3)
 
     def _after_reconfigure(self, options: dict[str, Any]) -> None:
-        shown = [*self._objects.values(), *self._plates.values(), *self.agent.robot.get_links()]
+        shown = [*self._bodies.values(), *self.agent.robot.get_links()]
         self._shown_ids = torch.unique(torch.cat([body.per_scene_id for body in shown]))
-        images = {i: self.assets.images[i] for i in _span(self.variant.images)}
-        self._backdrops = Backdrops(images, self.variant.texture, self._camera_size(), self.device)
-        self.episodes = [episode(self.task, self.obj_set, 0)] * self.num_envs
-        self._judge = Judge(self.num_envs, self.device)
-
-    def _camera_size(self) -> tuple[int, int]:
-        config = self._sensor_configs[CAMERA]
-        return config.height, config.width  # sensor_configs may have changed it
+        images = {i: self.assets.images[i] for i in self.variant.images.members}
+        camera = self._sensor_configs[CAMERA]  # sensor_configs may have changed its size
+        self._backdrops = Backdrops(images, self.variant.texture, (camera.height, camera.width), self.device)
+        self.episodes = [tasks.episode(self.task, self.obj_set, 0)] * self.num_envs
+        self._judge = BatchJudge(self.num_envs, self.device)
 
     # episodes
 
@@ -131,57 +126,56 @@ class PutOnPlate(BaseEnv):
             raise ValueError(f"episode_id holds {len(ids)} ids for {len(rows)} envs")
         self._begin(rows, ids)
         chosen = [self.episodes[row] for row in rows]
-        shown = [stage.shown_bodies(e) for e in chosen]
-        for kind, actors in (("object", self._objects), ("plate", self._plates)):
-            for index, actor in actors.items():
-                bodies = [each.get((kind, index), ASIDE[kind, index]) for each in shown]
-                actor.set_pose(self._poses(bodies))  # of the envs that are being reset
+        shown = [e.bodies for e in chosen]
+        for key, actor in self._bodies.items():
+            actor.set_pose(self._poses([bodies.get(key, HIDDEN[key]) for bodies in shown]))  # of the envs being reset
         self.agent.reset(init_qpos=torch.tensor([e.qpos for e in chosen], device=self.device))
 
     def _begin(self, rows: list[int], ids: list[int]) -> None:
-        """These rows now play these episodes; nothing has been judged."""
+        """Let these rows play these episodes, of which nothing has been judged yet."""
         for row, episode_id in zip(rows, ids, strict=True):
-            self.episodes[row] = episode(self.task, self.obj_set, episode_id)
-        self._object = self._view("object", [self._objects[e.object.index] for e in self.episodes])
-        self._plate = self._view("plate", [self._plates[e.plate.index] for e in self.episodes])
+            self.episodes[row] = tasks.episode(self.task, self.obj_set, episode_id)
+        self._object = self._view("object", [e.object.index for e in self.episodes])
+        self._plate = self._view("plate", [e.plate.index for e in self.episodes])
         chosen = [self.episodes[row] for row in rows]
         objects = torch.tensor([self.assets.objects[e.object.index].size for e in chosen], device=self.device)
         plates = torch.tensor([self.assets.plates[e.plate.index].size for e in chosen], device=self.device)
         self._judge.begin(rows, objects, plates)
 
-    def _view(self, name: str, actors: Sequence[Actor]) -> Actor:
-        """What plays this role in each env, as one actor."""
-        entities = [actor._objs[row] for row, actor in enumerate(actors)]
-        return Actor.create_from_entities(entities, self.scene, torch.arange(self.num_envs), shared_name=name)
+    def _view(self, kind: str, indices: Sequence[int]) -> Actor:
+        """The object or plate of each env's episode, as one actor."""
+        entities = [self._bodies[kind, index]._objs[row] for row, index in enumerate(indices)]
+        return Actor.create_from_entities(entities, self.scene, torch.arange(self.num_envs), shared_name=kind)
 
     def _poses(self, bodies: Iterable[Body | Teleport]) -> Pose:
+        """Where these bodies start, one per env."""
         return Pose.create(torch.tensor([[*b.position, *b.quaternion] for b in bodies], device=self.device))
 
     def get_language_instruction(self) -> list[str]:
-        """What the policy is told, one sentence per env."""
-        objects, plates = self.assets.objects, self.assets.plates
-        return [e.instruction(objects[e.object.index].name, plates[e.plate.index].name) for e in self.episodes]
+        """The instruction of each env's episode."""
+        return [self.assets.instruction(e) for e in self.episodes]
 
     # success
 
     def evaluate(self) -> dict[str, Tensor]:
         """What holds now, [B] each; the two about grasping stay true for the rest of an episode."""
         self._teleport()
-        gripper = self.agent.robot.links_map[arm.GRIPPER_LINK].pose.p
         object_, plate = self._object.pose.p, self._plate.pose.p
         force = self.scene.get_pairwise_contact_forces(self._object, self._plate)
-        grasping = self.agent.is_grasping(self._object, stage.GRASP_FORCE, stage.GRASP_ANGLE)
-        return self._judge.judge(self.elapsed_steps, object_ - plate, force, grasping) | {
-            "gripper_carrot_dist": torch.linalg.norm(gripper - object_, dim=1),
-            "gripper_plate_dist": torch.linalg.norm(gripper - plate, dim=1),
-            "carrot_plate_dist": torch.linalg.norm(object_ - plate, dim=1),
-        }
+        grasping = self.agent.is_grasping(self._object, GRASP_FORCE, GRASP_ANGLE)
+        judged = self._judge.judge(self.elapsed_steps, object_ - plate, force, grasping)
+        return judged._asdict() | distances(partial(torch.linalg.norm, dim=1), self._gripper.p, object_, plate)
+
+    @property
+    def _gripper(self) -> Pose:
+        """Pose of the point between the fingers."""
+        return self.agent.robot.links_map[constants.GRIPPER_LINK].pose
 
     def _teleport(self) -> None:
         """Move the object where an episode says so at this step."""
         if not self.variant.teleports:
             return
-        new = self._judge.new(self.elapsed_steps) & (self.elapsed_steps == TELEPORT_STEP)  # [B]
+        new = self._judge.is_new(self.elapsed_steps) & (self.elapsed_steps == TELEPORT_STEP)  # [B]
         due = [move for e, now in zip(self.episodes, new.tolist(), strict=True) if now and (move := e.teleport)]
         if not due:
             return
@@ -194,9 +188,7 @@ class PutOnPlate(BaseEnv):
 
     def compute_dense_reward(self, obs: Any, action: Tensor, info: dict[str, Tensor]) -> Tensor:
         """The published level of success, 0 to 1.2; callers pay its differences."""
-        flags = zip(*(info[name].tolist() for name in stage.Judgement._fields), strict=True)
-        levels = [level("default", stage.Judgement(*each)._asdict()) for each in flags]
-        return torch.tensor(levels, device=self.device)
+        return level("default", Judgement(*(info[name] for name in Judgement._fields)))
 
     # pictures
 
@@ -213,6 +205,7 @@ class PutOnPlate(BaseEnv):
         return self._composed(self._sensors[CAMERA].get_obs(depth=False, position=False))
 
     def _composed(self, drawn: dict[str, Tensor]) -> Tensor:
+        """The published picture u8 [B, H, W, 3] from the camera's colours and segmentation."""
         bodies = torch.isin(drawn["segmentation"][..., 0], self._shown_ids.to(drawn["segmentation"].device))
         return self._backdrops.compose(drawn["rgb"], bodies, [e.image for e in self.episodes])
 
@@ -229,15 +222,19 @@ class PutOnPlate(BaseEnv):
         return {"images": self.picture(), "states": self.agent.robot.get_qpos(), "critic_state": self._critic_state()}
 
     def _critic_state(self) -> Tensor:
-        """The columns of `CRITIC_STATE`."""
-        object_, plate = self._object.pose.raw_pose, self._plate.pose.p
-        gripper = self.agent.robot.links_map[arm.GRIPPER_LINK].pose.raw_pose
-        between = [object_[:, :3] - gripper[:, :3], plate - object_[:, :3]]
+        """The columns of observation.critic_columns, f32 [B, K]."""
         sizes = torch.tensor([self.assets.objects[e.object.index].size for e in self.episodes], device=self.device)
-        grasps = self._judge.grasps
-        flags = [grasps > 0, (grasps / stage.HELD_STEPS).clamp(max=1), self._judge.grasped, self._judge.held]
-        columns = [object_, plate, gripper, *between, sizes, self.agent.robot.get_qpos(), torch.stack(flags, 1)]
-        return torch.cat([column.float() for column in columns], 1)
+        steps, judged = self._judge.grasped_steps, self._judge.judgement
+        grasp = [steps > 0, (steps / HELD_STEPS).clamp(max=1), judged.is_src_obj_grasped, judged.consecutive_grasp]
+        columns = critic_columns(
+            self._object.pose.raw_pose,
+            self._plate.pose.p,
+            self._gripper.raw_pose,
+            sizes,
+            self.agent.robot.get_qpos(),
+            torch.stack(grasp, 1),
+        )
+        return torch.cat([column.float() for column in columns], 1).clamp(-FAR, FAR)
 
     def snapshot(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Everything that the episodes of R envs consist of, [R, ...] each."""
@@ -252,22 +249,14 @@ class PutOnPlate(BaseEnv):
         saved = {name: value.to(self.device) for name, value in saved.items()}
         self._begin(list(rows), saved["episode_id"].tolist())
         state: dict[str, dict[str, Tensor]] = {"actors": {}, "articulations": {}}
-        for name, value in saved.items():
+        for name in [name for name in saved if "/" in name]:
             kind, _, body = name.partition("/")
-            if body:
-                state[kind][body] = value
+            state[kind][body] = saved[name]
         self.set_state_dict(state, torch.tensor(list(rows), device=self.device))
         for name, memory in self._memory().items():
             memory[list(rows)] = saved[name]
 
     def _memory(self) -> dict[str, Tensor]:
         """What an episode consists of besides its world, [B, ...] each; writing to a row changes it."""
-        return {"elapsed": self._elapsed_steps, "target": self._target_pose(), **self._judge.memory()}
-
-    def _target_pose(self) -> Tensor:
-        """Where the gripper is being sent, in the robot's base, [B, 7]; writing to it moves the target."""
-        return self.agent.controller.get_state()["arm"]["target_pose"]
-
-
-def _span(digits: Range) -> range:
-    return range(digits.first, digits.first + digits.count)
+        target = self.agent.controller.get_state()["arm"]["target_pose"]  # where the gripper is being sent, [B, 7]
+        return {"elapsed": self._elapsed_steps, "target": target, **self._judge.memory()}

@@ -18,7 +18,8 @@ import numpy as np
 import pybullet
 from pybullet_utils.bullet_client import BulletClient
 
-from rlinf.simulators.calvin.data import PLANE, ROBOT, block_files, table_file
+from rlinf.simulators.calvin.assets import PLANE, ROBOT, block_files, table_file
+from rlinf.simulators.calvin.suite import STEP_ANGLE, STEP_LENGTH, Options
 from rlinf.simulators.calvin.tasks import COLOURS, Block, Contact, Facts
 from rlinf.simulators.contract import Array, SetupError
 from rlinf.simulators.opengl import egl_works
@@ -31,7 +32,6 @@ NULL_SPACE = ([-7] * 9, [7] * 9, [7] * 9, [*REST_POSE, 0.04, 0.04])  # limits, r
 BASE = (-0.34, -0.46, 0.24)
 ARM_FORCE, ARM_SPEED, FINGER_SPEED = 200, 2, 1
 OPEN_WIDTH, OPEN_FORCE, CLOSE_FORCE = 0.04, 2.0, 200  # per finger, m and N
-STEP_LENGTH, STEP_ANGLE = 0.02, 0.05  # m and rad of an action of 1
 SUBSTEPS, PHYSICS_HZ = 8, 240  # 30 control steps a second
 SCALE, TABLE_FORCE = 0.8, 4
 STATIC_VIEW = (
@@ -44,10 +44,9 @@ LIGHTS = {"lightbulb": ("light_link", (1, 1, 0, 1)), "led": ("led_link", (0, 1, 
 OFF_COLOUR = (1, 1, 1, 1)
 EGL_LOADS = 50  # worlds per EGL context: the plugin leaks some megabytes with each
 EGL_WASTE = 2  # frames: the first of an EGL context have no shadows
-Renderer = Literal["auto", "tiny", "egl"]
 
 
-class Stage:
+class World:
     """One Bullet world. `reset` builds it; then `step`, look and render."""
 
     scene: str  # letter
@@ -61,17 +60,9 @@ class Stage:
     target_position: Array  # f64 [3]; actions move it, the robot follows
     target_euler: Array  # f64 [3]
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        image_size: int = 200,
-        wrist_size: int = 84,
-        renderer: Renderer = "tiny",
-        low_poly: bool = False,
-    ) -> None:
-        self.folder, self.image_size, self.wrist_size, self.low_poly = folder, image_size, wrist_size, low_poly
-        self.renderer = choose_renderer(renderer)
+    def __init__(self, folder: Path, options: Options) -> None:
+        self.folder, self.options = folder, options
+        self.renderer = choose_renderer(options.renderer)
         self.client = self._connect()
         self._static_view = self.client.computeViewMatrix(*STATIC_VIEW)
         self._static_lens = self.client.computeProjectionMatrixFOV(10, 1, 0.01, 10)
@@ -141,7 +132,7 @@ class Stage:
         return np.array(values, np.float64)
 
     def facts(self) -> Facts:
-        """What the judge of tasks looks at."""
+        """The facts of this moment, for the judge of tasks."""
         client = self.client
         touching: dict[int, set[Contact]] = {body: set() for body in (self.robot, *self.blocks.values())}
         for _, body_a, body_b, link_a, link_b, *_ in client.getContactPoints():
@@ -171,15 +162,15 @@ class Stage:
         )
 
     def static_image(self) -> Array:
-        """u8 [image_size, image_size, 3] from the fixed camera."""
-        return self._image(self.image_size, self._static_view, self._static_lens)
+        """u8 [size, size, 3] from the fixed camera."""
+        return self._image(self.options.size, self._static_view, self._static_lens)
 
     def wrist_image(self) -> Array:
         """u8 [wrist_size, wrist_size, 3] from the camera at the gripper."""
         position, orientation = self.client.getLinkState(self.robot, self._camera_link)[:2]
         axes = np.array(self.client.getMatrixFromQuaternion(orientation)).reshape(3, 3)
         view = self.client.computeViewMatrix(position, position + axes[:, 1], -axes[:, 2])
-        return self._image(self.wrist_size, view, self._wrist_lens)
+        return self._image(self.options.wrist_size, view, self._wrist_lens)
 
     def joint(self, name: str) -> float:
         """Position of a table joint: slide, drawer, button, switch."""
@@ -199,10 +190,11 @@ class Stage:
         self.client.disconnect()
 
     def _connect(self) -> BulletClient:
+        """A Bullet server of its own, with the renderer that was chosen."""
         self._num_loads = 0
         if self.renderer == "tiny":
             return BulletClient(pybullet.DIRECT)
-        size = max(self.image_size, self.wrist_size)
+        size = max(self.options.size, self.options.wrist_size)
         client = BulletClient(pybullet.DIRECT, options=f"--width={size} --height={size}")
         plugin = importlib.util.find_spec("eglRenderer")
         assert plugin is not None
@@ -211,6 +203,7 @@ class Stage:
         return client
 
     def _load(self, scene: str) -> None:
+        """Empty the world and load robot, blocks, table and floor, in this order."""
         client, data = self.client, self.folder
         self._num_loads += 1
         client.resetSimulation()
@@ -236,20 +229,21 @@ class Stage:
             for i, (colour, file) in enumerate(zip(COLOURS, block_files(scene), strict=True))
         }
         self.table = client.loadURDF(str(data / table_file(scene)), [0, 0, 0], [0, 0, 0, 1], globalScaling=SCALE)
-        self._know_table()
+        self._prepare_table()
         client.loadURDF(str(data / PLANE))
 
     def _load_robot(self) -> int:
+        """Load the robot, with fewer triangles where `render` is fast."""
         file = self.folder / ROBOT
-        if not self.low_poly:
+        if self.options.render == "exact":
             return self.client.loadURDF(str(file), BASE, [0, 0, 0, 1], useFixedBase=True)
         with tempfile.NamedTemporaryFile("w", suffix=".urdf") as lighter:
             lighter.write(low_poly_urdf(file))
             lighter.flush()
             return self.client.loadURDF(lighter.name, BASE, [0, 0, 0, 1], useFixedBase=True)
 
-    def _know_table(self) -> None:
-        """Names of joints and links, and the motors that hold the doors, the button and the switch."""
+    def _prepare_table(self) -> None:
+        """Look up joints and links by name, and set the motors that hold the doors, the button and the switch."""
         client, table = self.client, self.table
         self.links, by_name, limits = {"base_link": -1}, {}, {}
         for i in range(client.getNumJoints(table)):
@@ -257,20 +251,17 @@ class Stage:
             by_name[info[1].decode()], self.links[info[12].decode()], limits[i] = i, i, info[8:10]
         self.joints = {name: by_name[joint] for name, joint in JOINTS.items()}
         self._half = {name: sum(limits[self.joints[name]]) / 2 for name in ("button", "switch")}
-        for name in JOINTS:
-            if name == "button":  # a spring
-                client.setJointMotorControl2(
-                    table, self.joints[name], pybullet.POSITION_CONTROL, targetPosition=0, force=TABLE_FORCE
-                )
-            else:
-                client.setJointMotorControl2(table, self.joints[name], pybullet.VELOCITY_CONTROL, force=TABLE_FORCE)
+        spring = {"controlMode": pybullet.POSITION_CONTROL, "targetPosition": 0}
+        brake = {"controlMode": pybullet.VELOCITY_CONTROL}
+        for name, joint in self.joints.items():
+            client.setJointMotorControl2(table, joint, force=TABLE_FORCE, **(spring if name == "button" else brake))
         self._pressed = self._switched = False
         self.lights = dict.fromkeys(LIGHTS, 0)
         robot_links = {client.getJointInfo(self.robot, i)[12]: i for i in range(client.getNumJoints(self.robot))}
         self._camera_link = robot_links[b"gripper_cam"]
 
     def _place_robot(self, arm: Array, finger: float) -> None:
-        """Put the joints somewhere and hold them there; the target pose begins where the gripper is."""
+        """Put arm and fingers to these joint positions and hold them; the target pose is where the gripper then is."""
         client, robot = self.client, self.robot
         for joint, angle in zip(ARM, arm, strict=True):
             client.resetJointState(robot, joint, angle)
@@ -283,12 +274,13 @@ class Stage:
         self.target_euler = np.array(client.getEulerFromQuaternion(orientation))
 
     def _drive(self, joint: int, target: float, force: float, speed: float) -> None:
+        """Let a motor of the robot move a joint to a position."""
         self.client.setJointMotorControl2(
             self.robot, joint, pybullet.POSITION_CONTROL, targetPosition=target, force=force, maxVelocity=speed
         )
 
     def _update_lights(self) -> None:
-        """A press toggles the LED when the button goes down; the bulb follows the switch when it passes its middle."""
+        """Toggle the LED when the button goes down; let the bulb follow the switch when that passes its middle."""
         pressed = self.joint("button") > self._half["button"]
         if pressed and not self._pressed:
             self._switch_light("led", not self.lights["led"])
@@ -299,22 +291,24 @@ class Stage:
         self._switched = switched
 
     def _switch_light(self, light: str, on: bool) -> None:
+        """Switch the bulb or the LED, and show it."""
         link, colour = LIGHTS[light]
         self.lights[light] = int(on)
         self.client.changeVisualShape(self.table, self.links[link], rgbaColor=colour if on else OFF_COLOUR)
 
     def _image(self, size: int, view: list[float], lens: list[float]) -> Array:
+        """u8 [size, size, 3] of a camera given by its view and projection matrices."""
         pixels = self.client.getCameraImage(size, size, view, lens)[2]  # a tuple where pybullet was built without numpy
         return np.asarray(pixels, np.uint8).reshape(size, size, 4)[..., :3]
 
 
 def low_poly_urdf(file: Path) -> str:
-    """Arm and hand drawn with their collision meshes: a hundredth of the triangles, the same physics."""
+    """The robot's URDF with arm and hand drawn as their collision meshes: a hundredth of the triangles."""
     text = re.sub(r"package://meshes/visual/(link\d|hand)\.obj", r"package://meshes/collision/\1.obj", file.read_text())
     return text.replace("package://", f"{file.parent}/")
 
 
-def choose_renderer(wanted: Renderer) -> Literal["tiny", "egl"]:
+def choose_renderer(wanted: Literal["auto", "tiny", "egl"]) -> Literal["tiny", "egl"]:
     """auto draws on the GPU where there is one, else in software with TinyRenderer (EGL in software is slower)."""
     if wanted == "auto":
         return "egl" if glob.glob("/dev/nvidia[0-9]*") and egl_works() else "tiny"

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from rlinf.simulators.maniskill.family import ENV_IDS
+from rlinf.simulators.maniskill.tasks import ENV_IDS
 from rlinf.simulators.vulkan import choose_driver
 
 choose_driver()  # SAPIEN takes its driver when it is imported
 
 from mani_skill.utils.registration import register_env  # noqa: E402
 
-from rlinf.simulators.maniskill.put_on_plate import PutOnPlate  # noqa: E402
+from rlinf.simulators.maniskill.gpu.environment import PutOnPlate  # noqa: E402
 
 MAX_EPISODE_STEPS = 80
 

@@ -1,48 +1,31 @@
-"""What an episode id of the put-on-plate tasks means: the whole published family as one table. Standard library only.
+"""The put-on-plate tasks: one table of the published environments, and what an episode id of each means.
 
 An episode id is a mixed-radix number; from the most significant digit: object, plate, extra, table image, places, yaw.
 The extra digit is whatever the task varies besides (a second object, a second plate, an instruction, an arm pose).
-Positions are in metres in the world frame, quaternions w x y z, joint angles in radians.
+Positions are in metres in the world frame, quaternions w x y z, joint angles in radians. Standard library only.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
+import json
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from rlinf.errors import did_you_mean
 
 PREFIX = "PutOnPlateInScene25"
 NUM_OBJECTS, NUM_PLATES, NUM_IMAGES = 25, 17, 21
-TEMPLATES = (  # $C$ is the object, $P$ the plate; the first is the training sentence, the next 16 are Instruct-v1's
-    "put $C$ on $P$",
-    "Place the $C$ on the $P$",
-    "set $C$ on $P$",
-    "move the $C$ to the $P$",
-    "Take the $C$ and put it on the $P$",
-    "pick up $C$ and set it down on $P$",
-    "please put the $C$ on the $P$",
-    "Put $C$ onto $P$.",
-    "place the $C$ onto the $P$ surface",
-    "Make sure $C$ is on $P$.",
-    "on the $P$, put the $C$",
-    "put the $C$ where the $P$ is",
-    "Move the $C$ from the table to the $P$",
-    "Move $C$ so it’s on $P$.",
-    "Can you put $C$ on $P$?",
-    "$C$ on the $P$, please.",
-    "the $C$ should be placed on the $P$.",
-    "Lay the $C$ down on the $P$.",
-    "could you place $C$ over $P$",
-    "position the $C$ atop the $P$",
-    "Arrange for the $C$ to be resting on $P$.",
-)
+TEMPLATES: tuple[str, ...] = tuple(json.loads(Path(__file__).with_name("templates.json").read_text(encoding="utf-8")))
+# $C$ is the object, $P$ the plate; the first is the training sentence, the next 16 are Instruct-v1's
 START_QPOS = (-0.01840777, 0.0398835, 0.22242722, -0.00460194, 1.36524296, 0.00153398, 0.037, 0.037)
 TELEPORT_STEP = 5  # PositionChangeTo-v1 moves the object when this many actions have been executed
 YAWS = tuple(math.radians(a) for a in (0, 45, 90, 135))
 RING_YAWS = tuple(math.radians(a) for a in (-22.5, -67.5, -112.5, -157.5))
+UPRIGHT = (1.0, 0.0, 0.0, 0.0)
 CENTRE, HALF_EDGE, CELLS = (-0.16, 0.0), 0.075, 6
 NEAR, FAR = 0.07, 0.15  # what lies in one scene must be further apart than this, m
 
@@ -50,19 +33,20 @@ ObjSet = Literal["train", "test", "all"]
 Layout = Literal["pair", "ring", "second_object", "second_plate"]
 Extra = Literal["none", "unused", "template", "object", "plate", "qpos"]
 Cell = tuple[float, float]
+BodyKey = tuple[str, int]  # "object" or "plate", and its index
 
 
 @dataclass(frozen=True)
 class Body:
-    """One of the objects or plates and where it starts."""
+    """One of the objects or plates and where it starts; quaternions default to standing upright."""
 
     index: int  # into the asset folder's model_db
     position: tuple[float, float, float]
-    quaternion: tuple[float, float, float, float]
+    quaternion: tuple[float, float, float, float] = UPRIGHT
 
 
 class Teleport(NamedTuple):
-    """Where the object is put in the middle of the episode."""
+    """Where the object is put while the episode runs."""
 
     step: int  # after this many actions
     position: tuple[float, float, float]
@@ -78,7 +62,7 @@ class Texture(NamedTuple):
 
 @dataclass(frozen=True)
 class Episode:
-    """Everything that one episode id decides."""
+    """What is played under one episode id."""
 
     env_id: str
     obj_set: str
@@ -97,6 +81,19 @@ class Episode:
         """The sentence the policy is told."""
         return TEMPLATES[self.template].replace("$C$", object_name).replace("$P$", plate_name)
 
+    @property
+    def bodies(self) -> dict[BodyKey, Body]:
+        """The objects and plates that the episode shows."""
+        objects, plates = (self.object, self.extra_object), (self.plate, self.extra_plate)
+        shown = {("object", body.index): body for body in objects if body is not None}
+        return shown | {("plate", body.index): body for body in plates if body is not None}
+
+
+def hidden_bodies() -> dict[BodyKey, Body]:
+    """Where the published layout keeps the objects and plates that an episode does not show: behind the camera."""
+    objects = {("object", i): Body(i, (1.0, 0.3 * i, 1.0)) for i in range(NUM_OBJECTS)}
+    return objects | {("plate", i): Body(i, (2.0, 0.3 * i, 1.0)) for i in range(NUM_PLATES)}
+
 
 @dataclass(frozen=True)
 class Range:
@@ -104,6 +101,11 @@ class Range:
 
     count: int
     first: int = 0
+
+    @property
+    def members(self) -> range:
+        """The members that its digits stand for."""
+        return range(self.first, self.first + self.count)
 
 
 ONE, SEEN, UNSEEN_OBJECTS, UNSEEN_IMAGES, UNSEEN_PLATES = Range(1), Range(16), Range(9, 16), Range(5, 16), Range(16, 1)
@@ -127,15 +129,14 @@ class Variant:
     @property
     def radices(self) -> tuple[int, ...]:
         """Sizes of the digits, most significant first."""
-        places = len(places_of(self.layout))
-        return (
-            self.objects.count,
-            self.plates.count,
-            self.extras.count,
-            self.images.count,
-            places,
-            len(self.yaws),
-        )
+        chosen = (self.objects, self.plates, self.extras, self.images)
+        return (*(digit.count for digit in chosen), len(places_of(self.layout)), len(self.yaws))
+
+    @property
+    def bodies(self) -> list[BodyKey]:
+        """The objects and plates that an episode may show; beside a single plate, the extra digit may choose any."""
+        plates = Range(NUM_PLATES) if self.extra == "plate" and self.plates.count == 1 else self.plates
+        return [*(("object", i) for i in self.objects.members), *(("plate", i) for i in plates.members)]
 
     @property
     def total(self) -> int:
@@ -199,10 +200,9 @@ ENV_IDS = tuple(VARIANTS)
 
 
 def variant(env_id: str, obj_set: str) -> Variant:
-    """The table's entry; a ValueError names the nearest id when there is none."""
+    """The table's entry of an environment id and obj_set; a ValueError names the nearest id when there is none."""
     if env_id not in VARIANTS:
-        close = difflib.get_close_matches(env_id, ENV_IDS, n=1, cutoff=0.3)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(PREFIX + env_id.removeprefix(PREFIX), ENV_IDS)
         short = ", ".join(name.removeprefix(PREFIX) for name in ENV_IDS)
         raise ValueError(f"id={env_id!r} is not an environment{hint}; known: {PREFIX} + {short}")
     sets = VARIANTS[env_id]
@@ -211,22 +211,17 @@ def variant(env_id: str, obj_set: str) -> Variant:
     return sets[obj_set]
 
 
-def total_trials(env_id: str, obj_set: str) -> int:
-    """How many episode ids there are."""
-    return variant(env_id, obj_set).total
-
-
 def episode(env_id: str, obj_set: str, episode_id: int) -> Episode:
-    """What the episode id means."""
+    """Everything that an episode id decides."""
     v = variant(env_id, obj_set)
     if not 0 <= episode_id < v.total:
         raise ValueError(f"episode_id={episode_id} must lie in [0, {v.total}) for {env_id} with obj_set={obj_set}")
     object_, plate, extra, image, places, yaw = digits(episode_id, v.radices)
     cells = places_of(v.layout)[places]
-    turned, flat = _about_z(v.yaws[yaw]), (1.0, 0.0, 0.0, 0.0)
+    turned = _about_z(v.yaws[yaw])
     index = {"object": v.objects.first + object_, "plate": v.plates.first + plate}
     spots = [(*cell, height) for cell, height in zip(cells, v.heights, strict=False)]
-    bodies = {"object": Body(index["object"], spots[0], turned), "plate": Body(index["plate"], spots[1], flat)}
+    bodies = {"object": Body(index["object"], spots[0], turned), "plate": Body(index["plate"], spots[1])}
     second: Body | None = None
     if v.extra == "object" or v.extra == "plate":
         second = Body(_second(v, index[v.extra], extra), spots[2], bodies[v.extra].quaternion)
@@ -284,16 +279,12 @@ def _ring() -> list[Cell]:
     """The 28 cells around the grid, one pitch outside."""
     pitch = 2 / (CELLS - 1)
     outer = [i * pitch - 1 - pitch for i in range(CELLS + 2)]
-    edge = (0, CELLS + 1)
-    return [
-        (outer[i] * HALF_EDGE + CENTRE[0], outer[j] * HALF_EDGE + CENTRE[1])
-        for i in range(CELLS + 2)
-        for j in range(CELLS + 2)
-        if i in edge or j in edge
-    ]
+    cells = itertools.product(outer, outer)
+    return [(x * HALF_EDGE + CENTRE[0], y * HALF_EDGE + CENTRE[1]) for x, y in cells if {x, y} & {outer[0], outer[-1]}]
 
 
 def _distance(a: Cell, b: Cell) -> float:
+    """Metres between two cells, by the very operations that were published."""
     dx, dy = a[0] - b[0], a[1] - b[1]
     return math.sqrt(dx * dx + dy * dy)
 
@@ -308,6 +299,7 @@ def _second(v: Variant, index: int, digit: int) -> int:
 
 
 def _about_z(angle: float) -> tuple[float, float, float, float]:
+    """Quaternion w x y z of a turn about the vertical."""
     return (math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2))
 
 
@@ -319,5 +311,6 @@ def _arm_offsets() -> tuple[tuple[float, ...], ...]:
 
 
 def _start_qpos(digit: int) -> tuple[float, ...]:
+    """Where the joints start in EEPose-v1."""
     offset = (*_arm_offsets()[digit], 0.0, 0.0)
     return tuple(q + d for q, d in zip(START_QPOS, offset, strict=True))

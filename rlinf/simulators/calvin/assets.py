@@ -18,12 +18,12 @@ LAYOUT = "it should hold data/ of mees/calvin_env and tasks/ of mees/calvin: bas
 
 
 def table_file(scene: str) -> str:
-    """The table of a scene."""
+    """Path of the table of a scene (A to D) within the folder."""
     return f"data/calvin_table_{scene}/urdf/calvin_table_{scene}.urdf"
 
 
 def block_files(scene: str) -> list[str]:
-    """The red, blue and pink block of a scene."""
+    """Paths of the red, blue and pink block of a scene within the folder."""
     sizes = zip(COLOURS, GEOMETRY[scene].sizes, strict=True)
     return [f"data/blocks/block_{colour}_{size}.urdf" for colour, size in sizes]
 
@@ -40,7 +40,7 @@ def find_folder(given: str | None) -> Path:
 
 
 def check_folder(folder: Path, scenes: Sequence[str]) -> None:
-    """Every file that `scenes` need must be there: Bullet would draw a world with parts missing, without a word."""
+    """Raise SetupError where a file is missing that `scenes` need: Bullet would silently draw a world without it."""
     wanted = [ROBOT, PLANE, *ANNOTATIONS.values()]
     wanted += [name for scene in scenes for name in (table_file(scene), *block_files(scene))]
     for name in wanted:
@@ -50,7 +50,7 @@ def check_folder(folder: Path, scenes: Sequence[str]) -> None:
 
 
 def _referenced(path: Path) -> Iterator[Path]:
-    """The meshes, materials and textures a URDF leads to."""
+    """The meshes, materials and textures that a URDF names."""
     if path.suffix != ".urdf" or not path.is_file():
         return
     for name in sorted(set(re.findall(r'filename="([^"]+)"', path.read_text()))):
@@ -68,11 +68,12 @@ def _referenced(path: Path) -> Iterator[Path]:
 
 
 def _textures(material: Path) -> list[str]:
+    """The picture files that a material file names."""
     return re.findall(r"^\s*map_Kd (.+?)\s*$", material.read_text(), re.M) if material.is_file() else []
 
 
 def read_annotations(folder: Path, kind: str) -> dict[str, tuple[str, ...]]:
-    """Sentences by task: `validation` has one each, `training` 7 to 20."""
+    """The instructions of each task: `validation` has one per task, `training` 7 to 20."""
     import yaml
 
     path = folder / ANNOTATIONS[kind]

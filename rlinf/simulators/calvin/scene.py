@@ -1,0 +1,86 @@
+"""One play table and the chain of tasks played at it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf.simulators.calvin.assets import check_folder, find_folder, read_annotations
+from rlinf.simulators.calvin.chain import Chain
+from rlinf.simulators.calvin.starts import start_of
+from rlinf.simulators.calvin.suite import Options
+from rlinf.simulators.calvin.tasks import TASKS, solved
+from rlinf.simulators.contract import Array, ReplayScene, SceneObservation
+
+
+class Scene(ReplayScene):
+    """An episode: a world, the chain of its tasks, and the facts of the moment at which the current task began."""
+
+    def __init__(self, options: Options) -> None:
+        folder = find_folder(options.data_path)
+        check_folder(folder, options.scenes)
+        self.options = options
+        self._sentences = read_annotations(folder, options.sentences)
+        from rlinf.simulators.calvin.world import World
+
+        self.world = World(folder, options)
+
+    def start(self, reset_id: int) -> None:
+        """Build the world of the id, let a seeded one come to rest, and begin its chain."""
+        start = start_of(reset_id, compat=self.options.compat)
+        if start.scene not in self.options.scenes:
+            raise ValueError(f"reset id {reset_id} is of scene {start.scene}, not of {self.options.task_suite_name}")
+        self.world.reset(start.scene, start.robot_obs, start.scene_obs)
+        for _ in range(start.settle_steps):
+            self.world.step(np.array([0, 0, 0, 0, 0, 0, start.gripper]))
+        self.chain = Chain(start.tasks, step_limit=self.options.step_limit)
+        self._before = self.world.facts()
+
+    def task(self) -> str:
+        return f"chain-{self.world.scene}" if len(self.chain.tasks) > 1 else self.chain.task
+
+    @property
+    def instruction(self) -> str:
+        """The sentence of the current task; drawn anew for each, from the reset id alone."""
+        sentences = self._sentences[self.chain.task]
+        return sentences[int(np.random.default_rng([self.reset_id, self.chain.position]).integers(len(sentences)))]
+
+    def step(self, action: Array) -> tuple[float, bool, bool]:
+        """A reward of 1 each time a task of the chain is solved, success once all are."""
+        self.world.step(action)
+        reward = 0.0 if self.chain.over else float(self._judge())
+        return reward, self.chain.complete, self.chain.failed
+
+    def info(self) -> dict[str, float]:
+        """Metrics of the chain so far."""
+        return self.chain.metrics()
+
+    def frame(self) -> Array:
+        """The fixed camera's image u8 [size, size, 3]."""
+        return self.world.static_image()
+
+    def observe(self) -> SceneObservation:
+        """Both cameras, where the gripper is, the sentence, and everything for a critic."""
+        world, chain = self.world, self.chain
+        robot = world.robot_obs()
+        progress = np.zeros(len(TASKS) + 1)
+        progress[TASKS.index(chain.task)], progress[-1] = 1.0, chain.solved / len(chain.tasks)
+        return {
+            "images": self.frame(),
+            "wrist_images": world.wrist_image()[None],
+            "states": robot[:7].astype(np.float32),
+            "task_description": self.instruction,
+            "critic_state": np.concatenate([robot, world.scene_obs(), progress]).astype(np.float32),
+        }
+
+    def close(self) -> None:
+        """Free the world."""
+        self.world.close()
+
+    def _judge(self) -> bool:
+        """Whether this step solved the current task; if so, the next one is judged from this moment on."""
+        now = self.world.facts()
+        happened = solved(self.chain.task, self._before, now)
+        if happened:
+            self._before = now
+        self.chain.count_step(happened)
+        return happened

@@ -1,0 +1,119 @@
+"""What CALVIN offers: its options and the shape of its suites. Neither Bullet nor the user's files are touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlinf.simulators.calvin.starts import CHAIN_SLOT, SCENES, ids_of
+from rlinf.simulators.calvin.symbolic import CHAIN_LENGTH, NUM_SEQUENCES
+from rlinf.simulators.calvin.tasks import TASKS, check_task
+from rlinf.simulators.contract import DEMO_LAYOUTS, EVAL_LAYOUTS, TRAIN_LAYOUTS, EnvSpec, image_side
+
+SUITES = ("calvin_d", "calvin_abc", "calvin_abcd")
+OFFICIAL_STEPS = 360  # per subtask
+STEP_LENGTH, STEP_ANGLE = 0.02, 0.05  # m and rad of an action of 1
+
+
+@dataclass(frozen=True)
+class Options:
+    """`init_params` of CALVIN."""
+
+    task_suite_name: str = "calvin_d"
+    """calvin_ and the letters of the scenes played: calvin_d, calvin_abc, calvin_abcd, or one such as calvin_a."""
+    tasks: tuple[str, ...] = ()
+    """Play these tasks one at a time, each from a start where it can be done; empty plays chains of five."""
+    protocol: Literal["rl", "official"] = "rl"
+    """rl leaves the time to max_episode_steps; official gives every subtask 360 steps and ends at the first failure."""
+    instructions: Literal["auto", "validation", "training"] = "auto"
+    """Sentences: one per task, or one of 7-20 drawn per subtask; auto: validation for calvin_d, training elsewhere."""
+    eval_sequences: int = NUM_SEQUENCES
+    """Evaluation plays the first this many of the benchmark's 1000 sequences."""
+    image_size: int | None = None
+    """Pixels of the square image of the fixed camera; null is 200."""
+    camera_heights: int | None = None
+    """The guides' name for image_size."""
+    camera_widths: int | None = None
+    """Another name for image_size: those given must be equal."""
+    wrist_image_size: int | None = None
+    """Pixels of the square image of the gripper camera; null is 84."""
+    render: Literal["exact", "fast"] = "exact"
+    """exact draws the published meshes; fast draws the robot with a hundredth of the triangles."""
+    renderer: Literal["auto", "tiny", "egl"] = "auto"
+    """tiny is Bullet's software renderer, egl draws on a GPU (brighter, with shadows); auto takes the GPU if there."""
+    compat: bool = False
+    """Put blocks and door of scenes A-C where scene D has them, as published; set by `compat: rlinf-0.4`."""
+    data_path: str | None = None
+    """Folder with CALVIN's files; null takes the variable CALVIN_PATH."""
+
+    def __post_init__(self) -> None:
+        letters = self.task_suite_name.removeprefix("calvin_").upper()
+        in_order = "".join(scene for scene in SCENES if scene in letters)
+        if not self.task_suite_name.startswith("calvin_") or not letters or letters != in_order:
+            raise ValueError(
+                f"task_suite_name={self.task_suite_name!r} must be {', '.join(SUITES)}, or calvin_ and other scenes "
+                "out of a, b, c, d in this order"
+            )
+        object.__setattr__(self, "tasks", tuple(check_task(task) for task in self.tasks))
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError(f"tasks={list(self.tasks)} names a task twice")
+        if not 1 <= self.eval_sequences <= NUM_SEQUENCES:
+            raise ValueError(f"eval_sequences={self.eval_sequences} must lie between 1 and {NUM_SEQUENCES}")
+        _ = self.size, self.wrist_size  # refuse sizes that are too small or differ
+
+    @property
+    def scenes(self) -> tuple[str, ...]:
+        """Letters of the scenes that the suite plays."""
+        return tuple(self.task_suite_name.removeprefix("calvin_").upper())
+
+    @property
+    def size(self) -> int:
+        """Pixels of the fixed camera's square image, whichever key gave it."""
+        return image_side(
+            200, image_size=self.image_size, camera_heights=self.camera_heights, camera_widths=self.camera_widths
+        )
+
+    @property
+    def wrist_size(self) -> int:
+        """Pixels of the gripper camera's square image."""
+        return image_side(84, wrist_image_size=self.wrist_image_size)
+
+    @property
+    def sentences(self) -> str:
+        """Which annotations are told: validation or training."""
+        if self.instructions != "auto":
+            return self.instructions
+        return "validation" if self.task_suite_name == "calvin_d" else "training"
+
+    @property
+    def step_limit(self) -> int:
+        """Control steps after which a subtask has failed; 0: no limit."""
+        return OFFICIAL_STEPS if self.protocol == "official" else 0
+
+
+def spec(options: Options) -> EnvSpec:
+    """The suite's shape. Demonstrations are always of single tasks."""
+    tasks = options.tasks or TASKS
+    slots = [TASKS.index(task) for task in tasks]
+    played = slots if options.tasks else [CHAIN_SLOT]
+    held_out = EVAL_LAYOUTS if options.tasks else range(options.eval_sequences)
+    return EnvSpec(
+        suite=options.task_suite_name,
+        tasks=tasks,
+        action_dim=7,
+        action_names=("x", "y", "z", "rx", "ry", "rz", "gripper"),
+        gripper="sign",
+        state_dim=7,
+        image_size=(options.size, options.size),
+        reset_ids={
+            "train": ids_of(options.scenes, played, TRAIN_LAYOUTS, interleaved=True),
+            "demo": ids_of(options.scenes, slots, DEMO_LAYOUTS, interleaved=True),
+            "eval": ids_of(options.scenes, played, held_out, interleaved=not options.tasks),
+        },
+        control_hz=30.0,
+        num_wrist_images=1,
+        wrist_image_size=(options.wrist_size, options.wrist_size),
+        critic_state_dim=15 + 24 + len(TASKS) + 1,  # robot_obs, scene_obs, the task, the share of the chain solved
+        pays_events=True,
+        min_episode_steps=options.step_limit * (1 if options.tasks else CHAIN_LENGTH),
+    )

@@ -1,0 +1,103 @@
+"""One put-on-plate episode on the CPU back end."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import numpy as np
+
+from rlinf.simulators.contract import Array, ReplayScene, SceneObservation
+from rlinf.simulators.maniskill.assets import find_assets
+from rlinf.simulators.maniskill.judge import HELD_STEPS, level
+from rlinf.simulators.maniskill.observation import FAR, critic_columns, distances
+from rlinf.simulators.maniskill.reset_ids import STRIDE, rows_of, task_names
+from rlinf.simulators.maniskill.suite import Options
+from rlinf.simulators.maniskill.tasks import Episode, episode
+from rlinf.simulators.vulkan import check_driver
+
+
+class Scene(ReplayScene):
+    """One world; it shares meshes, renderer and kinematics with the other scenes of its process."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._rows = rows_of(options.id, options.obj_set)
+        self._names = task_names(options.id)
+        self.assets = find_assets(self._rows)
+        _import_sapien()
+        from rlinf.simulators.maniskill.cpu.renderer import shared_renderer
+        from rlinf.simulators.maniskill.cpu.world import World
+
+        self.world = World(self.assets, sim_freq=options.sim_freq, control_freq=options.control_freq)
+        self._renderer = shared_renderer(self.assets, options.size, options.shader)
+        self._picture: Array | None = None  # of the current state
+
+    @property
+    def episode(self) -> Episode:
+        """The episode that is being played."""
+        return self.world.episode
+
+    def start(self, reset_id: int) -> None:
+        """Build the world of the id."""
+        self._row, episode_id = divmod(reset_id, STRIDE)
+        if not 0 <= self._row < len(self._rows):
+            raise ValueError(f"reset id {reset_id} is not one of {self.options.id}")
+        self.world.reset(episode(*self._rows[self._row], episode_id))
+        self._picture = None
+
+    def task(self) -> str:
+        return self._names[self._row]
+
+    def step(self, action: Array) -> tuple[float, bool, bool]:
+        """The reward is the published level, of which callers take the differences."""
+        judged = self.world.step(action)
+        self._picture = None
+        return level(self.options.reward_mode, judged), judged.success, False
+
+    def frame(self) -> Array:
+        """The published picture u8 [H, W, 3] of the current state, drawn once."""
+        if self._picture is None:
+            self._picture = self._renderer.picture(self.world.view(), self.episode)
+        return self._picture
+
+    def observe(self) -> SceneObservation:
+        """The camera, the joints, the sentence, and everything for a critic."""
+        arm = self.world.arm
+        states = [arm.qpos] if self.options.state == "qpos" else [arm.qpos, arm.target.p, arm.target.q]
+        return {
+            "images": self.frame(),
+            "wrist_images": None,
+            "states": np.concatenate(states).astype(np.float32),
+            "task_description": self.assets.instruction(self.episode),
+            "critic_state": self._critic_state(),
+        }
+
+    def info(self) -> dict[str, float]:
+        """The published flags (but success) and distances of the episode."""
+        world = self.world
+        poses = (world.gripper_pose[:3], world.object_pose[:3], world.plate_pose[:3])
+        told = world.judge.judgement._asdict() | distances(np.linalg.norm, *poses)
+        return {name: float(value) for name, value in told.items() if name != "success"}
+
+    def close(self) -> None:
+        """Free the world; the process keeps its renderer."""
+        self.world.close()
+
+    def _critic_state(self) -> Array:
+        """The columns of observation.critic_columns, f32 [K]."""
+        world, judge = self.world, self.world.judge
+        steps, judged = judge.grasped_steps, judge.judgement
+        grasp = [steps > 0, min(steps / HELD_STEPS, 1.0), judged.is_src_obj_grasped, judged.consecutive_grasp]
+        size, qpos = self.assets.model(world.object_key).size, world.arm.qpos
+        columns = critic_columns(world.object_pose, world.plate_pose[:3], world.gripper_pose, size, qpos, grasp)
+        return np.concatenate([np.asarray(column, np.float32) for column in columns]).clip(-FAR, FAR)
+
+
+@cache
+def _import_sapien() -> None:
+    """Choose the Vulkan driver before SAPIEN is imported; a driver it would refuse is an error here."""
+    check_driver()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SAPIEN tells where it found its libraries
+        import sapien  # noqa: F401

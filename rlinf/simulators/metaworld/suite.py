@@ -1,0 +1,75 @@
+"""What MetaWorld offers: its options and the shape of its suites. MetaWorld itself is not imported.
+
+reset id = number of the task in tasks.json * 1,000,000 + layout seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlinf.errors import did_you_mean
+from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, image_side, split_ids
+from rlinf.simulators.metaworld.tasks import TRIALS_PER_TASK, all_tasks, difficulty_classes, tasks_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """`init_params` of MetaWorld."""
+
+    task_suite_name: str = "metaworld_50"
+    """metaworld_50, metaworld_45_ind (ML45 train tasks), metaworld_45_ood (ML45 test tasks) or one task: reach-v3."""
+    image_size: int | None = None
+    """Pixels of the square camera image; null is 480."""
+    camera_heights: int | None = None
+    """The guides' name for image_size."""
+    camera_widths: int | None = None
+    """Another name for image_size: those given must be equal."""
+    render: Literal["exact", "fast"] = "exact"
+    """exact is MuJoCo's default quality, as published policies saw; fast drops shadows, antialiasing, reflections."""
+    decimate: bool | None = None
+    """Draw meshes with fewer triangles (physics keeps the originals); null does so for fast images up to 128 pixels."""
+    gl: Literal["auto", "egl", "osmesa"] = "auto"
+    """Headless back end; auto takes EGL when a device answers, else OSMesa."""
+    max_loaded_tasks: int = 0
+    """Tasks kept in memory per process (100-200 MB each); 0 keeps as many as the process has scenes, at least 4."""
+
+    def __post_init__(self) -> None:
+        known = [*TRIALS_PER_TASK, *all_tasks()]
+        if self.task_suite_name not in known:
+            hint = did_you_mean(self.task_suite_name, known)
+            raise ValueError(
+                f"task_suite_name={self.task_suite_name!r} must be {', '.join(TRIALS_PER_TASK)} or one task{hint}"
+            )
+        _ = self.size  # refuses sizes that differ
+
+    @property
+    def size(self) -> int:
+        """Pixels of the square image, whichever key gave it."""
+        return image_side(
+            480, image_size=self.image_size, camera_heights=self.camera_heights, camera_widths=self.camera_widths
+        )
+
+    @property
+    def decimated(self) -> bool:
+        """Whether meshes are drawn with fewer triangles."""
+        return self.decimate if self.decimate is not None else self.render == "fast" and self.size <= 128
+
+
+def spec(options: Options) -> EnvSpec:
+    """The suite's shape."""
+    tasks = tasks_of(options.task_suite_name)
+    numbers = tuple(all_tasks().index(t) for t in tasks)
+    return EnvSpec(
+        suite=options.task_suite_name,
+        tasks=tasks,
+        action_dim=4,
+        action_names=("x", "y", "z", "gripper"),
+        gripper="absolute",
+        state_dim=4,
+        image_size=(options.size, options.size),
+        reset_ids=split_ids(numbers, TRIALS_PER_TASK.get(options.task_suite_name, len(EVAL_LAYOUTS))),
+        control_hz=80.0,
+        task_groups=difficulty_classes(tasks),
+        critic_state_dim=39,
+    )
