@@ -13,8 +13,8 @@ from rlinf.placement.grammar import COMPONENTS, Slot
 Mode = Literal["train", "eval"]
 
 
-class Resident(NamedTuple):
-    """One worker of a process."""
+class WorkerId(NamedTuple):
+    """One worker of a run."""
 
     role: str
     rank: int
@@ -25,7 +25,7 @@ class ProcessSlot:
     """One process and the workers that live in it."""
 
     slot: Slot
-    workers: tuple[Resident, ...]
+    workers: tuple[WorkerId, ...]
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Plan:
     @cached_property
     def processes(self) -> tuple[ProcessSlot, ...]:
         """Every process, by index: workers of equal rank in the same place share theirs."""
-        workers = [(slot, Resident(c, r)) for c in COMPONENTS for r, slot in enumerate(self.slots(c))]
+        workers = [(slot, WorkerId(c, r)) for c in COMPONENTS for r, slot in enumerate(self.slots(c))]
         if self.one_process:
             return (ProcessSlot(self.actor[0], tuple(w for _, w in workers)),)
-        found: dict[tuple[Slot, int], list[Resident]] = {}
+        found: dict[tuple[Slot, int], list[WorkerId]] = {}
         for slot, worker in workers:
             found.setdefault((slot, worker.rank), []).append(worker)
         return tuple(ProcessSlot(slot, tuple(members)) for (slot, _), members in found.items())
 
     def process_of(self, role: str, rank: int) -> int:
         """The index of the process a worker lives in."""
-        return next(i for i, p in enumerate(self.processes) if Resident(role, rank) in p.workers)
+        return next(i for i, p in enumerate(self.processes) if WorkerId(role, rank) in p.workers)
 
     @cached_property
     def rollout_copies(self) -> tuple[int, ...]:
@@ -74,8 +74,8 @@ class Plan:
         return len(self.rollout) == len(self.actor) and not self.rollout_copies
 
     @cached_property
-    def teams(self) -> dict[str, tuple[int, ...]]:
-        """Processes that talk directly: the actors, and actor 0 with every rollout it sends weights to."""
+    def process_groups(self) -> dict[str, tuple[int, ...]]:
+        """Processes that exchange tensors directly: the actors, and actor 0 with every rollout it sends weights to."""
         actors = tuple(self.process_of("actor", rank) for rank in range(len(self.actor)))
         copies = tuple(self.process_of("rollout", rank) for rank in self.rollout_copies)
         return {"actor": actors, "sync": (actors[0], *copies)}

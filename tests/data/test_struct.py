@@ -1,4 +1,4 @@
-"""TensorStruct: one implementation of cat, stack, slice and map for every message."""
+"""TensorStruct: one implementation of cat, slice and map for every message."""
 
 import pytest
 import torch
@@ -44,11 +44,6 @@ def test_rows_by_list_index_and_mask_agree(index):
     rows = observation(3)[index]
     assert rows.task_descriptions == ["task 0", "task 2"]
     assert rows.states.flatten().tolist() == [0.0, 2.0]
-
-
-def test_stack_adds_a_leading_dimension():
-    stacked = Observation.stack([observation(2), observation(2)])
-    assert stacked.images.shape == (2, 2, 2, 2, 3)
 
 
 def test_joining_none_with_a_value_is_refused():
