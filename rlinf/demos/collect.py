@@ -13,6 +13,7 @@ from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
+from rlinf.storage.atomic_folder import atomic_folder
 
 REPORT_EVERY = 50  # episodes of a task
 
@@ -45,18 +46,23 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) ->
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
     horizon = wanted.max_steps or cfg.env.train.max_episode_steps
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
-    with DatasetWriter(folder, spec) as writer:
-        with DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player:
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"collect.output={folder} is not empty: remove it or choose another folder")
+    with atomic_folder(folder, what=f"collect.output={folder}") as work:
+        with (
+            DatasetWriter(work, spec) as writer,
+            DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player,
+        ):
             _play(player, writer, quotas, wanted, cfg.runner.seed, horizon, on_progress)
+            if not any(q.kept for q in quotas):
+                hint = "raise collect.max_steps or lower collect.action_noise"
+                raise UserError(f"no demonstration succeeded within {horizon} steps; {hint}")
         failed = [q.task for q in quotas if q.kept < wanted.episodes_per_task]
-        if not any(q.kept for q in quotas):
-            hint = "raise collect.max_steps or lower collect.action_noise"
-            raise UserError(f"no demonstration succeeded within {horizon} steps; {hint}")
-    kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
-    options = asdict(env_options(cfg.env.train))
-    record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type, "options": options, "horizon": horizon}
-    record |= {"collect": asdict(wanted), "tasks": kept, "failed_tasks": failed}
-    (folder / "meta/collect.json").write_text(json.dumps(record, indent=1))
+        kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
+        options = asdict(env_options(cfg.env.train))
+        record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type, "options": options, "horizon": horizon}
+        record |= {"collect": asdict(wanted), "tasks": kept, "failed_tasks": failed}
+        (work / "meta/collect.json").write_text(json.dumps(record, indent=1))
     for task in failed:
         on_progress(f"{task}: only {kept[task]['episodes']} of {wanted.episodes_per_task} episodes succeeded")
     total, attempts = sum(q.kept for q in quotas), sum(q.attempts for q in quotas)

@@ -7,7 +7,6 @@ Letters: T frames of an episode, A action dims, S state dims, N wrist cameras.
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 import zlib
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlinf.errors import UserError
 from rlinf.simulators.contract import EnvSpec
 
 VERSION = "v3.0"
@@ -40,21 +38,13 @@ Stats = dict[str, Any]  # min, max, mean, std, count, q01, ... as nested lists
 
 
 class DatasetWriter:
-    """Episode after episode into a folder that appears under its own name only when complete.
+    """Writes episode after episode into a folder; the metadata that make it a dataset follow at the end of the block.
 
     Example: `with DatasetWriter(folder, spec) as writer: writer.add(images=..., states=..., actions=..., task="...")`
     """
 
     def __init__(self, folder: Path, spec: EnvSpec, *, file_bytes: int = FILE_BYTES) -> None:
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"collect.output={folder} is not empty: remove it or choose another folder")
         self.folder, self.spec, self.file_bytes = folder, spec, file_bytes
-        self._work = folder.with_name(f".tmp-{folder.name}")
-        shutil.rmtree(self._work, ignore_errors=True)
-        try:
-            self._work.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"collect.output={folder} cannot be written: {error.strerror}") from error
         self._features = features(spec)
         self._schema = _schema(self._features)
         self._tasks: dict[str, int] = {}
@@ -117,30 +107,22 @@ class DatasetWriter:
         )
         self._num_frames += length
 
-    def close(self) -> None:
-        """Write the metadata and give the folder its name."""
-        if self._file is not None:
-            self._file.close()
-        meta = self._work / "meta"
+    def _write_metadata(self) -> None:
+        meta = self.folder / "meta"
         (meta / "episodes/chunk-000").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
         pq.write_table(_task_table(self._tasks), meta / "tasks.parquet")
         (meta / "stats.json").write_text(json.dumps(merge_statistics(self._episodes, self._features), indent=4))
         (meta / "info.json").write_text(json.dumps(self._info(), indent=4))
-        if self.folder.exists():
-            self.folder.rmdir()
-        self._work.rename(self.folder)
 
     def __enter__(self) -> DatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-            return
         if self._file is not None:
             self._file.close()
-        shutil.rmtree(self._work)
+        if kind is None:
+            self._write_metadata()
 
     def _write(self, table: pa.Table) -> None:
         if self._file is None or self._bytes_in_file >= self.file_bytes:
@@ -148,7 +130,7 @@ class DatasetWriter:
                 self._file.close()
             self._file_number, self._bytes_in_file = self._file_number + 1, 0
             chunk, file = divmod(self._file_number, MAX_FILES_PER_CHUNK)
-            path = self._work / DATA_PATH.format(chunk_index=chunk, file_index=file)
+            path = self.folder / DATA_PATH.format(chunk_index=chunk, file_index=file)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = pq.ParquetWriter(path, self._schema)
         self._file.write_table(table)

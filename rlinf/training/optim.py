@@ -88,8 +88,13 @@ def lr_scale(cfg: OptimConfig, step: int, total_steps: int) -> float:
         return 1.0
     length = cfg.total_training_steps or total_steps
     progress = min((step - warmup) / max(length - warmup, 1), 1.0)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * 2.0 * cfg.num_cycles * progress))
+    cosine = half_cosine(math.pi * 2.0 * cfg.num_cycles * progress)
     return cfg.min_lr_rate + (1.0 - cfg.min_lr_rate) * max(cosine, 0.0)
+
+
+def half_cosine(angle: float) -> float:
+    """From 1 at angle 0 down to 0 at angle π: the shape of every cosine schedule."""
+    return 0.5 * (1.0 + math.cos(angle))
 
 
 def set_lr(optimizer: torch.optim.Optimizer, scale: float) -> None:

@@ -38,7 +38,9 @@ def test_an_interrupted_write_leaves_the_last_one_in_charge(tmp_path):
 
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(tmp_path, 2, dies, config_hash="h", versions={})
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_1"]
     assert find_resume(tmp_path, "auto", print).name == "global_step_1"
+    (tmp_path / ".tmp-global_step_7").mkdir()  # of a run that was killed
     save(tmp_path, 2)
     assert not list(tmp_path.glob(".tmp-*"))
 
