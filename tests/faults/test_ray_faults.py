@@ -163,7 +163,7 @@ def test_a_death_is_noticed_while_others_wait_for_the_dead(tmp_path, ray_address
 def test_clusters_that_are_not_there_are_refused_at_once(tmp_path, monkeypatch):
     def refuse(*overrides: str) -> str:
         with pytest.raises(UserError) as caught:
-            open_session(toy_config(tmp_path, "cluster.virtual_devices=1", *overrides))
+            open_session(toy_config(tmp_path, "cluster.virtual_devices=1", *overrides)).__enter__()
         return str(caught.value)
 
     assert refuse("cluster.ray_address=127.0.0.1:1").startswith("cluster.ray_address=127.0.0.1:1: no Ray head answers")
@@ -179,12 +179,9 @@ def test_clusters_that_are_not_there_are_refused_at_once(tmp_path, monkeypatch):
 def test_missing_nodes_are_counted(tmp_path, ray_address, monkeypatch):
     monkeypatch.setattr("rlinf.runtime.ray.cluster.NODES_DEADLINE_S", 0.0)
     join = [f"cluster.ray_address={ray_address}", "cluster.virtual_devices=1"]
-    session = open_session(toy_config(tmp_path, *join, "cluster.num_nodes=2"))
-    try:
-        assert len({node.id for node in session.nodes}) == 2
+    with open_session(toy_config(tmp_path, *join, "cluster.num_nodes=2")) as nodes:
+        assert len({node.id for node in nodes}) == 2
         with pytest.raises(UserError, match=r"num_nodes=3, but the Ray cluster has 2; run `ray start"):
             find_nodes(toy_config(tmp_path, *join, "cluster.num_nodes=3"))
         with pytest.raises(UserError, match="connected to a Ray cluster already"):
-            open_session(toy_config(tmp_path, *join))
-    finally:
-        session.close()
+            open_session(toy_config(tmp_path, *join)).__enter__()

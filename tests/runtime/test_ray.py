@@ -55,7 +55,7 @@ def test_workers_of_equal_rank_share_a_process_on_the_planned_node(probes):
     assert env == rollout == actor[:2]
     assert [place.pid for place in actor] == [info.pid for info in probes.cluster.processes]
     assert len({place.pid for place in actor}) == 3
-    head, second = (node.id for node in probes.cluster.session.nodes)
+    head, second = (node.id for node in probes.cluster.nodes)
     assert [place.node for place in actor] == [head, head, second]
     assert {place.folder for place in actor} == {os.getcwd()}
     assert {place.threads for place in actor} == {1}
@@ -66,7 +66,7 @@ def test_accelerators_are_reserved_and_shown_to_their_processes_only(probes, mon
     assert [place.devices for place in probes.cluster.get(probes.actor.call("where"))] == ["0", "1", "0"]
     assert ray.available_resources()["GPU"] == 1.0  # of four
     with pytest.raises(UserError, match=r"2 on node 1\) that Ray does not have free"):
-        reserve_devices(probes.cluster.session.nodes, {1: 2})
+        reserve_devices(probes.cluster.nodes, {1: 2}).__enter__()
 
 
 def test_calls_of_a_worker_run_in_order_and_those_of_neighbours_do_not_wait(probes):

@@ -13,7 +13,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ray._private import services as ray_services
 from ray._private import worker as ray_driver
 from ray._raylet import Config as RayEnvironment  # type: ignore[attr-defined]  # its stub lacks it
 from ray.exceptions import AuthenticationError, GetTimeoutError, RayError, RayTaskError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlinf.config.schema import Config
@@ -33,8 +34,8 @@ from rlinf.placement.grammar import COMPONENTS
 from rlinf.placement.plan import Plan
 from rlinf.runtime.cluster import Routed
 from rlinf.runtime.ray.devices import sort_devices, wanted_devices
-from rlinf.runtime.ray.session import LOOPBACK, PrivateFolder, check_reachable, make_token
-from rlinf.runtime.ray.worker_process import EXPLAINED, Call, ProcessInfo, WorkerProcess
+from rlinf.runtime.ray.session import LOOPBACK, check_reachable, make_token, private_folder
+from rlinf.runtime.ray.worker_process import EXPLAINED, ProcessInfo, WorkerProcess
 from rlinf.runtime.worker import Worker
 
 OLDEST_RAY = "2.59"  # orders calls by concurrency group, and starts clusters behind a token
@@ -90,7 +91,7 @@ class RayGroup:
     ) -> Future:
         sources = [arg.process if isinstance(arg, Future) else None for arg in args]
         values = [arg.ref if isinstance(arg, Future) else arg for arg in args]  # Ray waits for the values of refs
-        ref = self._calls[rank].remote(self._role, Call(method, kwargs, sources, route), *values)
+        ref = self._calls[rank].remote(self._role, method, kwargs, sources, route, *values)
         return Future(ref, self._processes[rank])
 
 
@@ -105,8 +106,8 @@ class RayCluster:
         self._shown: set[str] = set()
         self._groups: list[RayGroup] = []
         self._failed = self._closed = False
-        self._reserved: PlacementGroup | None = None
-        self.session = open_session(cfg)
+        self._session = ExitStack()
+        self.nodes = self._session.enter_context(open_session(cfg))
         try:
             self._start_processes()
         except BaseException:
@@ -140,30 +141,22 @@ class RayCluster:
         try:
             stops = [_method(actor, "control", "stop").remote() for actor in self._actors]
             closes = [future.ref for group in self._groups for future in group.call("close")]
-            deadline = CLOSE_FAILED_DEADLINE_S if self._failed else CLOSE_DEADLINE_S
-            if stops:
-                ray.wait([*stops, *closes], num_returns=len(stops) + len(closes), timeout=deadline)
+            _wait([*stops, *closes], CLOSE_FAILED_DEADLINE_S if self._failed else CLOSE_DEADLINE_S)
         finally:
             for actor in self._actors:
                 ray.kill(actor)
-            if self._warnings:  # those of dead processes are ready
-                ray.wait(self._warnings, num_returns=len(self._warnings), timeout=CLOSE_FAILED_DEADLINE_S)
-            if self._reserved is not None:
-                remove_placement_group(self._reserved)
-            self.session.close()
+            _wait(self._warnings, CLOSE_FAILED_DEADLINE_S)  # those of dead processes are ready
+            self._session.close()
 
     def _start_processes(self) -> None:
-        nodes = self.session.nodes
         wanted = {} if self.cfg.cluster.virtual_devices else wanted_devices(self.plan)
-        ids = None
-        if wanted:
-            self._reserved, ids = reserve_devices(nodes, wanted)
+        ids = self._session.enter_context(reserve_devices(self.nodes, wanted)) if wanted else None
         # Two threads for control: a process that waits for others can still be asked whether it lives.
         queues = {**dict.fromkeys(COMPONENTS, 1), "control": 2, "warnings": 1}
         options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": queues, "enable_task_events": False}
         remote: Any = ray.remote(**options, runtime_env={"env_vars": ZERO_COPY})(WorkerProcess)
         for index, process in enumerate(self.plan.processes):
-            node = nodes[process.slot.node]
+            node = self.nodes[process.slot.node]
             name = " ".join(f"{w.role}-{w.rank}" for w in process.workers)
             placed = remote.options(name=name, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False))
             devices = None if ids is None else [ids[process.slot.node][d] for d in process.slot.devices]
@@ -174,7 +167,7 @@ class RayCluster:
         port = 0
         if any(len(members) > 1 for members in self.plan.process_groups.values()):
             (port,) = self._get([_method(self._actors[0], "control", "open_store").remote()])
-        self._ask("connect", nodes[self.plan.processes[0].slot.node].address, port)
+        self._ask("connect", self.nodes[self.plan.processes[0].slot.node].address, port)
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Every process's answer to a control method."""
@@ -199,15 +192,12 @@ class RayCluster:
 
     def _show_warnings(self) -> None:
         """Log the warnings that processes have sent, each text once; raises if a process is dead."""
-        if not self._warnings:
-            return
-        ready, _ = ray.wait(self._warnings, num_returns=len(self._warnings), timeout=0)
-        for ref in ready:
-            warned, index = ray.get(ref), self._warnings.index(ref)
+        for ref in _wait(self._warnings, 0):
+            record, index = ray.get(ref), self._warnings.index(ref)
             self._warnings[index] = _method(self._actors[index], "warnings", "next_warning").remote()
-            if warned.text not in self._shown:
-                self._shown.add(warned.text)
-                logger.warning("%s: %s", warned.where, warned.text)
+            if record.getMessage() not in self._shown:
+                self._shown.add(record.getMessage())
+                logger.warning("%s: %s", record.threadName, record.getMessage())
 
     def _explain(self, error: RayError) -> Exception:
         """The error to show for what Ray raised: the worker's own, or which process is dead."""
@@ -222,7 +212,7 @@ class RayCluster:
     def _find_lost(self) -> tuple[dict[int, str], dict[int, str]]:
         """Processes that are dead, with what Ray says of them, and others that do not answer."""
         answers = [_method(actor, "control", "describe").remote() for actor in self._actors]
-        ray.wait(answers, num_returns=len(answers), timeout=ANSWER_DEADLINE_S)
+        _wait(answers, ANSWER_DEADLINE_S)
         dead, silent = {}, {}
         for index, answer in enumerate(answers):
             try:
@@ -250,21 +240,9 @@ class Node(NamedTuple):
     address: str
 
 
-class Session:
-    """The connection to Ray, and the cluster itself where it is this run's own."""
-
-    def __init__(self, nodes: Sequence[Node], folder: PrivateFolder | None) -> None:
-        self.nodes, self._folder = nodes, folder
-
-    def close(self) -> None:
-        """Leave the cluster; a private one ends, with everything it has written."""
-        ray.shutdown(wait_for_processes=self._folder is not None)
-        if self._folder is not None:
-            self._folder.close()
-
-
-def open_session(cfg: Config) -> Session:
-    """Join the cluster at cluster.ray_address, or start one on this machine that nobody else can enter."""
+@contextmanager
+def open_session(cfg: Config) -> Iterator[list[Node]]:
+    """The nodes of the cluster at cluster.ray_address, or of one that is started for the block and nobody can enter."""
     if Version(ray.__version__) < Version(OLDEST_RAY):
         raise UserError(f"ray {ray.__version__} is too old; pip install 'ray>={OLDEST_RAY}'")
     if ray.is_initialized():
@@ -278,21 +256,20 @@ def open_session(cfg: Config) -> Session:
     require_token()
     ray_driver._worker_logs_enabled = False  # private: else Ray prints a paragraph on each death, beside our line
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-    sigterm = signal.getsignal(signal.SIGTERM)
-    folder = PrivateFolder() if address is None else None
-    try:
-        if folder is not None:
-            _start(cfg, folder)
-        else:
-            assert address is not None
-            _join(address)
-        return Session(find_nodes(cfg), folder)
-    except BaseException:
-        Session((), folder).close()
-        raise
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, sigterm)  # ray.init has put its own there
+    with ExitStack() as stack:
+        sigterm = signal.getsignal(signal.SIGTERM)
+        try:
+            if address is None:
+                folder = stack.enter_context(private_folder())
+                stack.callback(ray.shutdown, wait_for_processes=True)
+                _start(cfg, folder)
+            else:
+                stack.callback(ray.shutdown)
+                _join(address)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, sigterm)  # ray.init has put its own there
+        yield find_nodes(cfg)
 
 
 def require_token() -> None:
@@ -301,7 +278,7 @@ def require_token() -> None:
     RayEnvironment.initialize("")  # private: Ray has read its environment when it was imported
 
 
-def _start(cfg: Config, folder: PrivateFolder) -> None:
+def _start(cfg: Config, folder: Path) -> None:
     """A cluster of one node, on loopback, behind a token of its own, with nothing outside its folder."""
     make_token()
     resolve = ray_services.resolve_ip_for_localhost
@@ -316,7 +293,7 @@ def _start(cfg: Config, folder: PrivateFolder) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=str(folder.path / "ray"),
+            _temp_dir=str(folder / "ray"),
             _node_ip_address=LOOPBACK,
         )
     finally:
@@ -356,24 +333,34 @@ def find_nodes(cfg: Config) -> list[Node]:
     return [Node(n["NodeID"], n["NodeManagerAddress"]) for n in sorted(alive, key=place)[:wanted]]
 
 
-def reserve_devices(nodes: Sequence[Node], wanted: dict[int, int]) -> tuple[PlacementGroup, dict[int, list[str]]]:
-    """Hold so many accelerators of each node; their ids by node, in the order of the plan's numbers."""
+@contextmanager
+def reserve_devices(nodes: Sequence[Node], wanted: dict[int, int]) -> Iterator[dict[int, list[str]]]:
+    """Hold so many accelerators of each node for the block; their ids by node, in the order of the plan's numbers."""
     places = [node for node, count in wanted.items() for _ in range(count)]
     selectors = [{"ray.io/node-id": nodes[node].id} for node in places]
     held = placement_group([{"GPU": 1}] * len(places), bundle_label_selector=selectors)
-    if not held.wait(RESERVE_DEADLINE_S):
+    try:
+        if not held.wait(RESERVE_DEADLINE_S):
+            need = " and ".join(f"{count} on node {node}" for node, count in wanted.items())
+            raise UserError(
+                f"cluster: the plan needs accelerators ({need}) that Ray does not have free; see `ray status`"
+            )
+        probe: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(_device_id)
+        bundles = [PlacementGroupSchedulingStrategy(held, i) for i in range(len(places))]
+        granted = ray.get([probe.options(scheduling_strategy=bundle).remote() for bundle in bundles])
+        yield sort_devices(list(zip(places, granted, strict=True)))
+    finally:
         remove_placement_group(held)
-        need = " and ".join(f"{count} on node {node}" for node, count in wanted.items())
-        raise UserError(f"cluster: the plan needs accelerators ({need}) that Ray does not have free; see `ray status`")
-    probe: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(_device_id)
-    bundles = [PlacementGroupSchedulingStrategy(held, i) for i in range(len(places))]
-    granted = ray.get([probe.options(scheduling_strategy=bundle).remote() for bundle in bundles])
-    return held, sort_devices(list(zip(places, granted, strict=True)))
 
 
 def _device_id() -> str:
     """The accelerator that Ray has given to the calling task."""
     return str(ray.get_gpu_ids()[0])
+
+
+def _wait(refs: Sequence[Any], seconds: float) -> list[Any]:
+    """Those of `refs` that are ready within so many seconds."""
+    return ray.wait(list(refs), num_returns=len(refs), timeout=seconds)[0] if refs else []
 
 
 def _method(actor: Any, queue: str, name: str) -> Any:

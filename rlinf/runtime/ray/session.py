@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlinf.errors import UserError
@@ -18,18 +20,14 @@ ANSWER_DEADLINE_S = 5.0
 LONGEST_FOLDER = 35  # a socket's path has 107 characters, Ray's own part of it about 70
 
 
-class PrivateFolder:
-    """A folder for Ray's files, closed to other users; cleaner.py removes it when the run is over, however it ends."""
-
-    def __init__(self) -> None:
-        parent = tempfile.gettempdir()
-        self.path = Path(tempfile.mkdtemp(prefix="rlinf-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"))
-        command = [sys.executable, "-S", "-E", cleaner.__file__, str(self.path)]
-        self._cleaner = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def close(self) -> None:
-        """Remove the folder."""
-        self._cleaner.communicate()
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for Ray's files, closed to other users, for the block; removed also if this process is killed in it."""
+    parent = tempfile.gettempdir()
+    path = tempfile.mkdtemp(prefix="rlinf-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp")
+    command = [sys.executable, "-S", "-E", cleaner.__file__, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its input ends with the block
+        yield Path(path)
 
 
 def make_token() -> None:

@@ -13,8 +13,8 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
+from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +33,6 @@ from rlinf.runtime.worker import Process, Worker
 
 EXPLAINED = (UserError, SimulatorError, FloatingPointError)  # the command line shows these in one line
 HARMLESS = ("Zero-copy tensor serialization", "The given NumPy array is not writable")  # nobody writes to messages
-CALLED: ContextVar[str] = ContextVar("called")  # the worker that the current thread runs
-
-
-@dataclass(frozen=True)
-class Call:
-    """One method call of a worker, without the values of its positional arguments."""
-
-    method: str
-    kwargs: dict[str, Any]
-    sources: Sequence[int | None]  # for each argument, the process that made it; None where the driver did
-    route: Sequence[Piece] | None = None  # rows of each argument, which together are the method's only one
-
-
-@dataclass(frozen=True)
-class Warned:
-    """A warning that a worker logged."""
-
-    where: str  # rollout rank 1 on node 0
-    text: str
 
 
 @dataclass(frozen=True)
@@ -87,11 +68,13 @@ class WorkerProcess:
         for text in HARMLESS:
             warnings.filterwarnings("ignore", text)
         self._workers: dict[str, Worker] = {}
-        self._warnings: queue.SimpleQueue[Warned] = queue.SimpleQueue()
+        self._warnings: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
         self._bytes, self._stopped = 0, False
         self._lock = threading.Lock()  # of _bytes
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger().addHandler(_WarningQueue(self))
+        for_driver = QueueHandler(self._warnings)
+        for_driver.setLevel(logging.WARNING)
+        logging.getLogger().addHandler(for_driver)
         torch.set_num_threads(cfg.cluster.torch_threads or self._fair_threads())
 
     def describe(self) -> ProcessInfo:
@@ -120,24 +103,34 @@ class WorkerProcess:
         with self._naming_errors(self.name):
             self._workers[role] = worker_cls(self.cfg, self.plan, rank, self._process)
 
-    def call(self, role: str, call: Call, *values: Any) -> Any:
-        """Run one call of the worker in `role`."""
+    def call(
+        self,
+        role: str,
+        method: str,
+        kwargs: dict[str, Any],
+        sources: Sequence[int | None],
+        route: Sequence[Piece] | None,
+        *values: Any,
+    ) -> Any:
+        """Call a method of the worker in `role` with `values`, or with the rows of them that `route` names, as one.
+
+        sources: for each value the process that made it, None for the driver.
+        """
         worker = self._workers[role]
-        if self._stopped and call.method != "close":
+        if self._stopped and method != "close":
             raise RuntimeError("the run is over")
         where = f"{role} rank {worker.rank} on node {self.slot.node}"
-        CALLED.set(where)
+        threading.current_thread().name = where  # warnings that are logged here carry it
         with self._naming_errors(where):
             if worker.device.type == "cuda":
                 torch.cuda.set_device(worker.device)
-            sources = zip(values, call.sources, strict=True)
-            received = sum(num_bytes(value) for value, source in sources if source not in (None, self.index))
+            foreign = [v for v, source in zip(values, sources, strict=True) if source not in (None, self.index)]
             with self._lock:
-                self._bytes += received
-            args = values if call.route is None else (merge(values, call.route),)
-            return worker.invoke(call.method, *args, **call.kwargs)
+                self._bytes += sum(map(num_bytes, foreign))
+            args = values if route is None else (merge(values, route),)
+            return worker.invoke(method, *args, **kwargs)
 
-    def next_warning(self) -> Warned:
+    def next_warning(self) -> logging.LogRecord:
         """Wait for the next warning that a worker logs; one such call is always under way."""
         return self._warnings.get()
 
@@ -150,10 +143,6 @@ class WorkerProcess:
     def stop(self) -> None:
         """Let calls that have not begun fail, all but `close`."""
         self._stopped = True
-
-    def warn(self, text: str) -> None:
-        """Queue a warning for the driver, with the name of the worker that this thread runs."""
-        self._warnings.put(Warned(CALLED.get(self.name), text))
 
     @contextmanager
     def _naming_errors(self, where: str) -> Iterator[None]:
@@ -172,17 +161,6 @@ class WorkerProcess:
         """This machine's cores, divided by the processes of the plan on this node."""
         neighbours = sum(p.slot.node == self.slot.node for p in self.plan.processes)
         return max(1, len(os.sched_getaffinity(0)) // neighbours)
-
-
-class _WarningQueue(logging.Handler):
-    """Sends warnings of every logger to the driver, beside the log file."""
-
-    def __init__(self, process: WorkerProcess) -> None:
-        super().__init__(logging.WARNING)
-        self._process = process
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._process.warn(record.getMessage())
 
 
 def open_log(cfg: Config, plan: Plan, index: int) -> Path:
