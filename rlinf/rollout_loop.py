@@ -23,7 +23,8 @@ def roll_out(
 ) -> list[Any]:
     """Play `epochs` rollouts of `chunks` chunks; returns futures that are done, or fail, at the end.
 
-    Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` may end an evaluation.
+    Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` is asked after each chunk
+    and may end the epoch early, which evaluations do.
     """
     to_rollout, to_env = plan.routes("env", "rollout", mode), plan.routes("rollout", "env", mode)
     stages = range(plan.stages)

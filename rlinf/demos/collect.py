@@ -1,4 +1,4 @@
-"""`rlinf collect`: scripted experts play, successful episodes become a dataset."""
+"""`rlinf collect`: scripted experts play, and their successful episodes become a dataset."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ REPORT_EVERY = 50  # episodes of a task
 
 @dataclass
 class _Quota:
-    """What is still wanted of one task."""
+    """The episodes of one task that were played, and how many are wanted."""
 
     task: str
     ids: Sequence[int]  # the task's demonstration ids
-    number: int  # position in the suite; keys the draws
-    kept: int = 0
+    number: int  # position in the suite; seeds the task's random numbers
+    kept: int = 0  # successful episodes
     attempts: int = 0
-    used: set[int] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)  # reset ids
 
     def next_job(self, cfg: CollectConfig, seed: int, horizon: int) -> DemoJob:
-        """The task's next attempt; the same whatever was played elsewhere."""
+        """The task's next attempt, which does not depend on other tasks."""
         rng = generator(seed, "demo", self.number, self.attempts)
         self.attempts += 1
         reset_id = self.ids[int(rng.integers(len(self.ids)))]
@@ -42,7 +42,7 @@ class _Quota:
 
 
 def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) -> Path:
-    """Play until every task has its episodes; failures are dropped and other ids tried. Returns the dataset folder."""
+    """Play until every task has its successful episodes, or no attempts left; returns the dataset folder."""
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
     horizon = wanted.max_steps or cfg.env.train.max_episode_steps
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
@@ -71,7 +71,7 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) ->
 
 
 def _processes(cfg: Config, quotas: Sequence[_Quota]) -> int:
-    """No more simulators than episodes; 0 lets the player choose."""
+    """Simulator processes to play in: no more than episodes; 0 lets the player choose."""
     episodes = len(quotas) * cfg.collect.episodes_per_task
     return episodes if episodes < (cfg.env.train.num_processes or 2) else 0
 
@@ -85,7 +85,7 @@ def _play(
     horizon: int,
     on_progress: Callable[[str], None],
 ) -> None:
-    """Rounds of as many attempts as are missing, so that the episodes do not depend on how many processes play."""
+    """Play rounds of as many attempts as episodes are missing: which are played does not depend on the processes."""
     most = wanted.max_attempts * wanted.episodes_per_task
     while True:
         jobs: list[tuple[_Quota, DemoJob]] = []

@@ -1,4 +1,4 @@
-"""Plan: which worker lives in which process on which node and accelerators, and who talks to whom. Torch-free."""
+"""Plan: which worker runs in which process, node and accelerators, and which processes exchange tensors. Torch-free."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ProcessSlot:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about where and how many; decided before anything starts."""
+    """Where every worker runs and which envs it handles; decided before anything starts."""
 
     env: tuple[Slot, ...]  # one per process rank
     rollout: tuple[Slot, ...]
     actor: tuple[Slot, ...]
     train_envs: EnvLayout
     eval_envs: EnvLayout
-    offload: frozenset[str] = frozenset()  # components that leave their accelerators while others work
+    offload: frozenset[str] = frozenset()  # components that free their accelerators while others work
     one_process: bool = True  # every worker is a thread of the running process; else Ray starts the processes
 
     def slots(self, component: str) -> tuple[Slot, ...]:
@@ -67,9 +67,9 @@ class Plan:
 
     @cached_property
     def keeps_prefixes(self) -> bool:
-        """Whether updates use what rollouts computed of frozen weights: all actors read their own process's, or none.
+        """Whether updates use prefixes that rollouts computed with frozen weights: each actor from its own process.
 
-        One that did while another did not would wait for it in a collective.
+        All actors do or none: one that skips a computation would leave another waiting for it in a collective.
         """
         return len(self.rollout) == len(self.actor) and not self.rollout_copies
 
@@ -81,12 +81,12 @@ class Plan:
         return {"actor": actors, "sync": (actors[0], *copies)}
 
     def overlaps(self, a: str, b: str) -> bool:
-        """Whether the components meet on some accelerator (on some node where there are none)."""
+        """Whether the components share an accelerator, or a node without any."""
         return bool(_places(self.slots(a)) & _places(self.slots(b)))
 
     @property
     def mode(self) -> Literal["shared", "hybrid", "separate"]:
-        """All components on the same accelerators, on pairwise different ones, or something between."""
+        """shared: all components on the same accelerators; separate: no two on the same; hybrid: anything else."""
         places = [_places(self.slots(c)) for c in COMPONENTS]
         if places[0] == places[1] == places[2]:
             return "shared"

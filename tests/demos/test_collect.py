@@ -70,7 +70,7 @@ def test_labels_are_clean_and_clipped(tmp_path: Path) -> None:
     assert float(data.actions.abs().max()) <= 1.0
     assert data.states is not None
     moves = (data.states[1:] - data.states[:-1]) / 0.2
-    same = data._last_of[1:] == data._last_of[:-1]  # consecutive frames of one episode
+    same = data.last_frame[1:] == data.last_frame[:-1]  # consecutive frames of one episode
     assert float((moves - data.actions[:-1])[same].abs().max()) > 0.05  # what was executed was noisy
 
 
