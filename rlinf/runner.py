@@ -24,7 +24,7 @@ from rlinf.metrics.stats import Rate
 from rlinf.placement.plan import Plan
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
-from rlinf.storage.step_checkpoint import config_hash, find_resume, save_checkpoint, versions
+from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint
 from rlinf.workers.actor import ActorWorker
 from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
@@ -145,25 +145,15 @@ class Runner:
             self.cluster.get(self.env.call("release", mode="eval"))
             return self._episodes()
 
-    def save(self) -> Path:
+    def save(self) -> None:
         """Write a complete checkpoint of this step, or none."""
         states = self.cluster.get(self.env.call("state"))
-        runner = {"step": self.global_step, "env": states}
-
-        def write(folder: Path) -> None:
+        root, keep = self.folder / "checkpoints", self.cfg.runner.keep_checkpoints
+        checkpoint = new_checkpoint(root, self.global_step, config_hash=config_hash(self.cfg), keep=keep)
+        with self.timed("save"), self.resident("actor"), checkpoint as folder:
             (folder / "actor").mkdir()
             self.cluster.get(self.actor.call("save", folder / "actor"))
-            (folder / "runner.json").write_text(json.dumps(runner))
-
-        with self.timed("save"), self.resident("actor"):
-            return save_checkpoint(
-                self.folder / "checkpoints",
-                self.global_step,
-                write,
-                config_hash=config_hash(self.cfg),
-                versions=versions(),
-                keep=self.cfg.runner.keep_checkpoints,
-            )
+            (folder / "runner.json").write_text(json.dumps({"step": self.global_step, "env": states}))
 
     def resume(self) -> None:
         """Continue from runner.resume_dir, exactly where that run stood."""

@@ -20,7 +20,6 @@ class RowCache:
 
     def __init__(self, num_rows: int, budget_bytes: int) -> None:
         self.num_rows, self.budget_bytes = num_rows, budget_bytes
-        self.num_bytes = 0
         self._store: dict[str, Tensor] = {}  # [slots, ...], allocated by the first `put`
         self._held = torch.zeros(num_rows, dtype=torch.bool)
         self._slot = torch.zeros(num_rows, dtype=torch.long)  # where in the store a held row lies
@@ -34,7 +33,6 @@ class RowCache:
             if capacity == 0:
                 return
             self._store = {k: v.new_empty((capacity, *v.shape[1:])) for k, v in values.items()}
-            self.num_bytes = capacity * row_bytes
         capacity = len(next(iter(self._store.values())))
         rows = rows[: capacity - self._used]
         slots = torch.arange(self._used, self._used + len(rows))
@@ -113,10 +111,6 @@ class Arena:
         """Views of everything written; valid until the next rollout overwrites them."""
         assert self.logprobs is not None
         return Trajectory(**{field.name: getattr(self, field.name) for field in fields(Trajectory)})
-
-    def num_bytes(self) -> int:
-        """Bytes held, the cache included."""
-        return (self.trajectory().num_bytes() if self.logprobs is not None else 0) + self.cache.num_bytes
 
     def _put(self, x: Tensor, stage: int, epoch: int, value: Tensor) -> None:
         part = self.columns.part(x, stage, epoch)

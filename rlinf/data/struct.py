@@ -16,9 +16,9 @@ class TensorStruct:
     All rows run along the first dimension of every tensor.
     """
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+    def to(self, device: torch.device | str) -> Self:
         """The same struct with every tensor on `device`."""
-        return self.map(lambda t: t.to(device, non_blocking=non_blocking))
+        return self.map(lambda t: t.to(device))
 
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         """The same struct with `fn` applied to every tensor; lists are kept."""
@@ -41,10 +41,6 @@ class TensorStruct:
         if len(parts) == 1:
             return parts[0]
         return replace(parts[0], **{f.name: _cat([getattr(p, f.name) for p in parts], dim) for f in fields(cls)})
-
-    def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return num_bytes(self)
 
 
 def num_bytes(value: Any) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rlinf.config.schema import CollectConfig, Config
+from rlinf.config.schema import Config
 from rlinf.data.noise import generator
 from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.demos.writer import DatasetWriter
@@ -29,22 +29,21 @@ class _Quota:
     attempts: int = 0
     used: set[int] = field(default_factory=set)  # reset ids
 
-    def next_job(self, cfg: CollectConfig, seed: int, horizon: int) -> DemoJob:
+    def next_job(self, cfg: Config) -> DemoJob:
         """The task's next attempt, which does not depend on other tasks."""
-        rng = generator(seed, "demo", self.number, self.attempts)
+        rng = generator(cfg.runner.seed, "demo", self.number, self.attempts)
         self.attempts += 1
         reset_id = self.ids[int(rng.integers(len(self.ids)))]
         while reset_id in self.used:
             reset_id = self.ids[int(rng.integers(len(self.ids)))]
         self.used.add(reset_id)
-        std, noise_seed = float(rng.uniform(0.0, cfg.action_noise)), int(rng.integers(1 << 62))
-        return DemoJob(reset_id=reset_id, max_steps=horizon, noise_std=std, noise_seed=noise_seed)
+        std, noise_seed = float(rng.uniform(0.0, cfg.collect.action_noise)), int(rng.integers(1 << 62))
+        return DemoJob(reset_id=reset_id, max_steps=_horizon(cfg), noise_std=std, noise_seed=noise_seed)
 
 
 def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) -> Path:
     """Play until every task has its successful episodes, or no attempts left; returns the dataset folder."""
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
-    horizon = wanted.max_steps or cfg.env.train.max_episode_steps
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"collect.output={folder} is not empty: remove it or choose another folder")
@@ -53,14 +52,14 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) ->
             DatasetWriter(work, spec) as writer,
             DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player,
         ):
-            _play(player, writer, quotas, wanted, cfg.runner.seed, horizon, on_progress)
+            _play(cfg, player, writer, quotas, on_progress)
             if not any(q.kept for q in quotas):
                 hint = "raise collect.max_steps or lower collect.action_noise"
-                raise UserError(f"no demonstration succeeded within {horizon} steps; {hint}")
+                raise UserError(f"no demonstration succeeded within {_horizon(cfg)} steps; {hint}")
         failed = [q.task for q in quotas if q.kept < wanted.episodes_per_task]
         kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
-        options = asdict(env_options(cfg.env.train))
-        record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type, "options": options, "horizon": horizon}
+        record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type}
+        record |= {"options": asdict(env_options(cfg.env.train)), "horizon": _horizon(cfg)}
         record |= {"collect": asdict(wanted), "tasks": kept, "failed_tasks": failed}
         (work / "meta/collect.json").write_text(json.dumps(record, indent=1))
     for task in failed:
@@ -76,23 +75,22 @@ def _processes(cfg: Config, quotas: Sequence[_Quota]) -> int:
     return episodes if episodes < (cfg.env.train.num_processes or 2) else 0
 
 
+def _horizon(cfg: Config) -> int:
+    """Steps after which an attempt has failed."""
+    return cfg.collect.max_steps or cfg.env.train.max_episode_steps
+
+
 def _play(
-    player: DemoPlayer,
-    writer: DatasetWriter,
-    quotas: Sequence[_Quota],
-    wanted: CollectConfig,
-    seed: int,
-    horizon: int,
-    on_progress: Callable[[str], None],
+    cfg: Config, player: DemoPlayer, writer: DatasetWriter, quotas: Sequence[_Quota], on_progress: Callable[[str], None]
 ) -> None:
     """Play rounds of as many attempts as episodes are missing: which are played does not depend on the processes."""
-    most = wanted.max_attempts * wanted.episodes_per_task
+    wanted = cfg.collect.episodes_per_task
     while True:
         jobs: list[tuple[_Quota, DemoJob]] = []
         for quota in quotas:
-            limit = min(most, len(quota.ids))  # an id is played once
-            missing = min(wanted.episodes_per_task - quota.kept, limit - quota.attempts)
-            jobs += [(quota, quota.next_job(wanted, seed, horizon)) for _ in range(missing)]
+            limit = min(cfg.collect.max_attempts * wanted, len(quota.ids))  # an id is played once
+            missing = min(wanted - quota.kept, limit - quota.attempts)
+            jobs += [(quota, quota.next_job(cfg)) for _ in range(missing)]
         if not jobs:
             return
         for (quota, _), demo in zip(jobs, player.play([job for _, job in jobs]), strict=True):
@@ -100,7 +98,7 @@ def _play(
                 continue
             quota.kept += 1
             _add(writer, demo)
-            if quota.kept == wanted.episodes_per_task or quota.kept % REPORT_EVERY == 0:
+            if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
                 on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 

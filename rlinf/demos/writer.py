@@ -67,12 +67,10 @@ class DatasetWriter:
         """Append one episode; `extra` become columns of its row in meta/episodes."""
         length, number = len(actions), len(self._episodes)
         numbers: dict[str, Array] = {ACTION: actions}
-        if STATE in self._features:
-            assert states is not None
-            numbers[STATE] = states
-        if PRIVILEGED in self._features:
-            assert critic_states is not None
-            numbers[PRIVILEGED] = critic_states
+        for name, column in ((STATE, states), (PRIVILEGED, critic_states)):
+            if name in self._features:
+                assert column is not None
+                numbers[name] = column
         cameras = {MAIN_IMAGE: images}
         for i in range(self.spec.num_wrist_images):
             assert wrist_images is not None

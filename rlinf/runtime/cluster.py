@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,13 +14,7 @@ from rlinf.data.struct import TensorStruct
 from rlinf.errors import UserError
 from rlinf.placement.plan import Plan
 
-
-@dataclass(frozen=True)
-class Routed:
-    """One batch spread over the ranks of a group, and how the next group's ranks cut it."""
-
-    futures: Sequence[Any]  # one per source rank
-    routes: Sequence[Sequence[Piece]]  # one per destination rank
+Route = Sequence[Piece]  # the pieces of several ranks' batches that, one after another, are a rank's own batch
 
 
 class Group(Protocol):
@@ -35,8 +28,8 @@ class Group(Protocol):
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Every rank with the same arguments; a future per rank."""
 
-    def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Any]:
-        """Each rank with its own rows of an upstream batch."""
+    def map(self, method: str, futures: Sequence[Any], routes: Sequence[Route], **kwargs: Any) -> list[Any]:
+        """Each rank with its own rows of a batch that the ranks of another group make; `routes` has one per rank."""
 
 
 class Cluster(Protocol):
@@ -55,7 +48,7 @@ class Cluster(Protocol):
         """Close every worker and end every process."""
 
 
-def merge(values: Sequence[Any], route: Sequence[Piece]) -> Any:
+def merge(values: Sequence[Any], route: Route) -> Any:
     """The rows of each value that its piece of the route names, one after another; a single whole one is not copied."""
     if len(values) == 1 and route[0][1:] == (0, len(values[0])):
         return values[0]

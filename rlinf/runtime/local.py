@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from rlinf.config.schema import Config
-from rlinf.data.layout import Piece
 from rlinf.placement.plan import Plan
-from rlinf.runtime.cluster import Routed, merge
+from rlinf.runtime.cluster import Route, merge
 from rlinf.runtime.process_group import disconnect
 from rlinf.runtime.worker import Process, Worker, limit_threads
 
@@ -38,12 +37,12 @@ class LocalGroup:
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
         return [self.one(rank, method, *args, **kwargs) for rank in range(len(self))]
 
-    def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
-        def run(worker: Worker, route: Sequence[Piece]) -> Any:
-            pieces = [routed.futures[source].result() for source, _, _ in route]
-            return worker.invoke(method, merge(pieces, route), **kwargs)
+    def map(self, method: str, futures: Sequence[Future], routes: Sequence[Route], **kwargs: Any) -> list[Future]:
+        def run(worker: Worker, route: Route) -> Any:
+            values = [futures[piece.rank].result() for piece in route]
+            return worker.invoke(method, merge(values, route), **kwargs)
 
-        ranks = zip(self._threads, self.workers, routed.routes, strict=True)
+        ranks = zip(self._threads, self.workers, routes, strict=True)
         return [thread.submit(run, worker, route) for thread, worker, route in ranks]
 
     def close(self) -> None:

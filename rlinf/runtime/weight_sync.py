@@ -50,10 +50,15 @@ class _Member:
         """Whether the sender wants a full sync; refuses copies whose tensors differ in name, shape or dtype."""
         trained = {name for name, _ in self.policy.trainable_parameters()}
         layout = [f"{n} {list(t.shape)} {t.dtype}{' trained' * (n in trained)}" for n, t in self._tensors().items()]
-        members = self.group.gather((zlib.crc32("\n".join(layout).encode()), full))
-        if len({checksum for checksum, _ in members}) > 1:
-            raise UserError(_layout_difference(self.group.gather(layout)))
-        return members[0][1]
+        (ours, full), *copies = self.group.gather((layout, full))
+        for copy, (theirs, _) in enumerate(copies):
+            for tensor, other in zip_longest(ours, theirs, fillvalue="nothing"):
+                if tensor != other:
+                    raise UserError(
+                        f"weight sync: the actor's policy has {tensor} where that of rollout copy {copy} has {other}; "
+                        "every process must run the same code with the same config"
+                    )
+        return full
 
     def _transfer(self, *, full: bool) -> int:
         """Send or receive the tensors of a sync through one flat buffer; returns their bytes."""
@@ -117,15 +122,3 @@ def checksum(tensor: Tensor) -> int:
     # A copy: memory that numpy refers to could never be offloaded again.
     sample = flat[:: max(1, flat.numel() // SAMPLED)].clone(memory_format=torch.contiguous_format)
     return zlib.crc32(sample.view(torch.uint8).cpu().numpy().tobytes())
-
-
-def _layout_difference(layouts: list[list[str]]) -> str:
-    """Where a copy's tensors differ from the actor's in name, shape or dtype."""
-    for copy, theirs in enumerate(layouts[1:]):
-        for ours, other in zip_longest(layouts[0], theirs, fillvalue="nothing"):
-            if ours != other:
-                return (
-                    f"weight sync: the actor's policy has {ours} where that of rollout copy {copy} has {other}; "
-                    "every process must run the same code with the same config"
-                )
-    raise AssertionError("the layouts are equal")

@@ -15,7 +15,8 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,23 +57,24 @@ class Manifest:
         return manifest
 
 
-def save_checkpoint(
-    root: Path, step: int, write: Callable[[Path], None], *, config_hash: str, versions: dict[str, str], keep: int = 0
-) -> Path:
-    """Let `write(folder)` fill global_step_<step>, add a manifest, and delete all but the last `keep` (0: none)."""
+@contextmanager
+def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) -> Iterator[Path]:
+    """The folder global_step_<step> for the block to fill; a manifest is added at its end.
+
+    Then all but the last `keep` checkpoints are deleted; 0 deletes none.
+    """
     final = root / f"global_step_{step}"
     for leftover in root.glob(f"{TEMPORARY}global_step_*"):
         shutil.rmtree(leftover)
     with atomic_folder(final, what=f"checkpoint {final}") as folder:
-        write(folder)
+        yield folder
         files = {str(p.relative_to(folder)): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-        manifest = Manifest(step=step, files=files, config_hash=config_hash, versions=versions)
+        manifest = Manifest(step=step, files=files, config_hash=config_hash, versions=versions())
         (folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
     if keep > 0:
         so_far = [p for p in _numbered(root) if step_of(p.name) <= step]  # later ones belong to an earlier run
         for old in so_far[:-keep]:
             shutil.rmtree(old)
-    return final
 
 
 def find_resume(root: Path, resume_dir: str, warn: Callable[[str], None]) -> Path | None:

@@ -73,11 +73,6 @@ class SingleRank:
         """Which rows of a parameter this rank steps, where that is not all of them."""
         return {}
 
-    @property
-    def part(self) -> tuple[int, int]:
-        """Which part of the optimiser's state this rank writes, and how many there are."""
-        return self.group.rank, 1
-
     def _stepped(self) -> list[Tensor]:
         return [tensor for _, tensor in named_tensors(self.optimizer)]
 

@@ -15,8 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -158,18 +157,13 @@ class Sharded(SingleRank):
             found[name] = Rows(first, first + len(local), total)
         return found
 
-    @property
-    def part(self) -> tuple[int, int]:
-        """Every rank writes its own."""
-        return self.group.rank, self.group.size
-
     @torch.no_grad()
     def _gather(self) -> None:
         """Fill the policy's tensors from all ranks' shards, unit by unit."""
         for unit in self.units:
             unit.module.unshard()
-            for place in unit.places:
-                self.full[place.name].copy_(place.tensor)
+            for name in unit.names:
+                self.full[name].copy_(self.network.policy.get_parameter(name))
             unit.module.reshard()
 
     def _split(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -193,26 +187,11 @@ class Network(nn.Module):
         return out.logprobs, out.values, out.entropy
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a parameter is registered."""
-
-    name: str  # in the policy
-    module: nn.Module
-    key: str
-
-    @property
-    def tensor(self) -> nn.Parameter:
-        """What is registered now: the full parameter, or this rank's shard."""
-        return self.module.get_parameter(self.key)
-
-
-@dataclass(frozen=True)
-class ShardedUnit:
+class ShardedUnit(NamedTuple):
     """Parameters that are gathered together, just before their module runs."""
 
     module: FSDPModule
-    places: list[Place]
+    names: list[str]  # of the parameters, in the policy
 
 
 def _skeleton(policy: Policy) -> Policy:
@@ -225,40 +204,34 @@ def _skeleton(policy: Policy) -> Policy:
 
 def _shard(network: Network, cfg: FsdpConfig, mesh: DeviceMesh) -> list[ShardedUnit]:
     """Shard the blocks of the policy, each as a unit, then the rest of it as the last one."""
-    names = {module: name for name, module in network.policy.named_modules()}
+    policy = network.policy
     reduce_dtype = DTYPES[cfg.mixed_precision.reduce_dtype]
     pinned = cfg.offload_pin_memory and mesh.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
     visited: set[nn.Parameter] = set()
 
     def unit(modules: list[nn.Module], *, reshard: bool) -> ShardedUnit:
-        places = [
-            Place(".".join(filter(None, (names.get(part, ""), key))), part, key)
-            for module in modules
-            for part in module.modules()
-            for key, parameter in part.named_parameters(recurse=False)
-            if parameter not in visited and not isinstance(parameter, DTensor)
-        ]
-        chosen, dtype = choose_sharded([place.tensor for place in places], mesh.size())
-        visited.update(place.tensor for place in places)
-        ignored = {place.tensor for place in places} - chosen
-        places = [place for place in places if place.tensor in chosen]
-        if dtype is not None:
-            for place in places:
-                if place.tensor.requires_grad:
-                    place.module.register_parameter(place.key, nn.Parameter(place.tensor.detach().float()))
+        inside = {p for module in modules for p in module.parameters() if not isinstance(p, DTensor)} - visited
+        named = {name: p for name, p in policy.named_parameters() if p in inside}
+        chosen, dtype = choose_sharded(list(named.values()), mesh.size())
+        visited.update(inside)
+        names = [name for name, p in named.items() if p in chosen]
+        for name in names:
+            if dtype is not None and named[name].requires_grad:
+                owner, _, key = name.rpartition(".")
+                policy.get_submodule(owner).register_parameter(key, nn.Parameter(named[name].detach().float()))
         fully_shard(
             modules if len(modules) > 1 else modules[0],  # type: ignore[call-overload]
             mesh=mesh,
             reshard_after_forward=reshard,
             mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype, cast_forward_inputs=False),
             offload_policy=offload,
-            ignored_params=ignored,
+            ignored_params=inside - chosen,
         )
         made = cast(FSDPModule, modules[0])
         made.set_force_sum_reduction_for_comms(True)
         made.set_gradient_divide_factor(1.0)
-        return ShardedUnit(made, places)
+        return ShardedUnit(made, names)
 
     units = []
     for stack in [part for part in network.modules() if isinstance(part, BlockStack)]:

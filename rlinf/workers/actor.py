@@ -92,13 +92,12 @@ class ActorWorker(Worker):
         """Weights in HF layout, by rank 0, and this rank's part of the optimiser's state."""
         if self.rank == 0:
             self.policy.save_pretrained(folder / "model")
-        part, parts = self.parallel.part
-        if part >= parts:
-            return
-        tensors = optimizer_tensors(self.optimizer)
-        tensors["@optimizer_steps"] = torch.tensor(self.optimizer_steps)
-        tensors["@nonfinite_in_a_row"] = torch.tensor(self.nonfinite_in_a_row)
-        save_state(folder, tensors, self.parallel.rows, part=part, parts=parts)
+        rows = self.parallel.rows
+        if self.rank == 0 or rows:  # without rows of its own, rank 0 holds what every rank does
+            tensors = optimizer_tensors(self.optimizer)
+            tensors["@optimizer_steps"] = torch.tensor(self.optimizer_steps)
+            tensors["@nonfinite_in_a_row"] = torch.tensor(self.nonfinite_in_a_row)
+            save_state(folder, tensors, rows, part=self.rank, parts=self.group.size if rows else 1)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, on any number of ranks."""
@@ -126,20 +125,14 @@ class ActorWorker(Worker):
     def _global_batches(self, step: int) -> Iterator[torch.Tensor]:
         """This rank's row numbers of each optimiser step, a new keyed shuffle every epoch."""
         num_chunks, columns = self.trajectory.logprobs.shape[:2]
-        seed = self.cfg.runner.seed + self.cfg.actor.seed
+        seed, size = self.cfg.runner.seed + self.cfg.actor.seed, self.cfg.actor.global_batch_size
+        ranks, rank = self.group.size, self.group.rank
         for epoch in range(self.cfg.algorithm.update_epoch):
 
             def shuffle(stratum: int, count: int, epoch: int = epoch) -> np.ndarray:
                 return generator(seed, "shuffle", step, epoch, stratum).permutation(count)
 
-            for rows in global_batches(
-                num_chunks,
-                columns,
-                batch_size=self.cfg.actor.global_batch_size,
-                ranks=self.group.size,
-                rank=self.group.rank,
-                shuffle=shuffle,
-            ):
+            for rows in global_batches(num_chunks, columns, batch_size=size, ranks=ranks, rank=rank, shuffle=shuffle):
                 yield torch.from_numpy(rows)
 
     def optimizer_step(self, rows: torch.Tensor, *, first: bool) -> Accumulator:
@@ -149,9 +142,7 @@ class ActorWorker(Worker):
         parallel.zero_gradients()
         micros = self._micro_batches(rows)
         for i, micro in enumerate(micros):
-            loss = self.loss(
-                micro.rows, batch, critic_only=warmup, measure_gap=first and i == 0, use_cache=micro.cached
-            )
+            loss = self.loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0)
             parallel.backward(loss * micro.weight, last=i == len(micros) - 1)
         if warmup:
             for param in self.optimizer.param_groups[0]["params"]:  # all but the value head
@@ -176,12 +167,10 @@ class ActorWorker(Worker):
             merged.merge(part)
         return merged
 
-    def loss(
-        self, rows: torch.Tensor, metrics: Accumulator, *, critic_only: bool, measure_gap: bool, use_cache: bool
-    ) -> torch.Tensor:
-        """The loss of some rows; its parts are added to `metrics`."""
+    def loss(self, micro: MicroBatch, metrics: Accumulator, *, critic_only: bool, measure_gap: bool) -> torch.Tensor:
+        """The mean loss of a micro batch; its parts are added to `metrics`."""
         cfg, traj, cache = self.cfg.algorithm, self.trajectory, self._cache
-        at = chunk_and_column(rows, traj.logprobs.shape[1])
+        at = chunk_and_column(micro.rows, traj.logprobs.shape[1])
 
         def take(x: torch.Tensor) -> torch.Tensor:
             return x[at].to(self.device)
@@ -191,7 +180,7 @@ class ActorWorker(Worker):
             {k: take(v) for k, v in traj.replay.items()},
             values=use_critic,
             entropy=cfg.entropy_bonus != 0,
-            cache=cache.get(rows) if cache is not None and use_cache else None,
+            cache=cache.get(micro.rows) if cache is not None and micro.cached else None,
         )
         old_logprobs = take(traj.logprobs)
         proximal = None if self.proximal is None else take(self.proximal)

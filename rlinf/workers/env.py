@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,9 +14,8 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import check_setup, env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.envs.video import VideoRecorder
+from rlinf.placement.plan import Mode
 from rlinf.runtime.worker import Worker
-
-Mode = Literal["train", "eval"]
 
 
 class EnvWorker(Worker):
@@ -27,13 +26,11 @@ class EnvWorker(Worker):
         self._envs: dict[tuple[Mode, int], VecEnv] = {}
         self._last: dict[int, EnvStep] = {}  # by stage, where the training envs stand after a rollout
         self._episodes: list[EpisodeRecord] = []
-        runner, modes = self.cfg.runner, set[Mode]()
+        runner = self.cfg.runner
         if not runner.only_eval:
-            modes.add("train")
+            check_setup(self.cfg.env.train, "env.train")
         if runner.only_eval or runner.val_check_interval > 0:
-            modes.add("eval")
-        for mode in modes:
-            check_setup(self._config(mode), f"env.{mode}")
+            check_setup(self.cfg.env.eval, "env.eval")
 
     def begin(self, *, mode: Mode, stage: int) -> EnvStep:
         """The observation a rollout starts from: fresh episodes, or the running ones when episodes reset themselves."""
@@ -141,11 +138,6 @@ class EnvWorker(Worker):
 
 def _without_results(step: EnvStep) -> EnvStep:
     """The same observation, as the start of a rollout: its rewards and flags were delivered with the last one."""
-    return EnvStep(
-        obs=step.obs,
-        rewards=torch.zeros_like(step.rewards),
-        terminated=torch.zeros_like(step.terminated),
-        truncated=torch.zeros_like(step.truncated),
-        valid=torch.ones_like(step.valid),
-        lost=torch.zeros_like(step.lost),
-    )
+    names = ("rewards", "terminated", "truncated", "lost")
+    zeros: dict[str, Any] = {name: torch.zeros_like(getattr(step, name)) for name in names}
+    return replace(step, **zeros, valid=torch.ones_like(step.valid), final_obs=None, final_rows=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -12,11 +11,10 @@ from rlinf.data.layout import Columns
 from rlinf.data.noise import Noise
 from rlinf.data.types import ArenaRows, EnvStep, Moment, Trajectory
 from rlinf.models.policy import Policy, find_policy
+from rlinf.placement.plan import Mode
 from rlinf.runtime.weight_sync import Receiver
 from rlinf.runtime.worker import Worker
 from rlinf.training.offload import HostBuffer
-
-Mode = Literal["train", "eval"]
 
 
 def shared_policy(worker: Worker) -> Policy:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlinf.data.struct import num_bytes
 from rlinf.data.types import EnvStep, Observation
 
 
@@ -62,4 +63,4 @@ def test_finished_episodes_follow_their_rows():
 
 
 def test_num_bytes_counts_every_tensor():
-    assert observation(4).num_bytes() == 4 * 12 + 4 * 4
+    assert num_bytes(observation(4)) == 4 * 12 + 4 * 4

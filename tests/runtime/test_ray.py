@@ -16,8 +16,8 @@ from ray.exceptions import RayError
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
+from rlinf.data.layout import Piece
 from rlinf.errors import SimulatorError, UserError
-from rlinf.runtime.cluster import Routed
 from rlinf.runtime.ray.cluster import RayCluster, RayGroup, reserve_devices
 from tests.runtime.ray_workers import Probe, Seen, make_step
 
@@ -83,8 +83,8 @@ def test_calls_of_a_worker_run_in_order_and_those_of_neighbours_do_not_wait(prob
 
 def test_pieces_are_cut_and_merged_in_global_order(probes):
     rows = [probes.env.one(r, "ones", 4, 3) for r in range(2)]
-    routes = [[(0, 0, 4), (1, 0, 2)], [(1, 2, 4)]]
-    seen = probes.cluster.get(probes.rollout.map("look", Routed(rows, routes)))
+    routes = [[Piece(0, 0, 4), Piece(1, 0, 2)], [Piece(1, 2, 4)]]
+    seen = probes.cluster.get(probes.rollout.map("look", rows, routes))
     assert [s.total for s in seen] == [4 * 3 * 1 + 2 * 3 * 2, 2 * 3 * 2]
     assert probes.one(probes.actor, 2, "look", *rows).total == 4 * 3 * (1 + 2)
 

@@ -20,6 +20,7 @@ from rlinf.runtime.process_group import ProcessGroup, disconnect, group_of_one
 from rlinf.training.optimizer_files import Rows, load_state, save_state
 from rlinf.training.parallel import Replicated, SingleRank, make_parallel, sum_gradients
 from rlinf.training.sharding import Sharded, choose_sharded
+from rlinf.workers.actor import MicroBatch
 from tests.actor_jobs import CPU, Case, make_worker
 from tests.inside import still_joined
 
@@ -65,14 +66,12 @@ class Collectives(TorchDispatchMode):
 
 def collectives(group: ProcessGroup, case: Case) -> list[dict[str, int]]:
     """What travels in the forward and backward pass of a micro batch that is not the last, and of the last."""
-    worker = make_worker(group, case)
+    worker, micro = make_worker(group, case), MicroBatch(torch.arange(6), weight=1.0, cached=False)
     counts = []
     with worker.parallel.training(0):
         for last in (False, True):
             with Collectives() as seen:
-                loss = worker.loss(
-                    torch.arange(6), Accumulator(), critic_only=False, measure_gap=False, use_cache=False
-                )
+                loss = worker.loss(micro, Accumulator(), critic_only=False, measure_gap=False)
                 worker.parallel.backward(loss, last=last)
             counts.append(dict(seen.counts))
     return counts
@@ -141,7 +140,7 @@ def test_every_parameter_is_held_once(one, model, example):
     worker = make_worker(one, Case(model, example))
     sharded = worker.parallel
     assert isinstance(sharded, Sharded)
-    placed = [place.name for unit in sharded.units for place in unit.places]
+    placed = [name for unit in sharded.units for name in unit.names]
     names = {name for name, p in worker.policy.named_parameters() if p.ndim > 1}
     assert sorted(placed) == sorted(names)
     skeleton = dict(sharded.network.policy.named_parameters())

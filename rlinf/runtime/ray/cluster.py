@@ -28,11 +28,10 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlinf.config.schema import Config
-from rlinf.data.layout import Piece
 from rlinf.errors import UserError, WorkerDiedError
 from rlinf.placement.grammar import COMPONENTS
 from rlinf.placement.plan import Plan
-from rlinf.runtime.cluster import Routed
+from rlinf.runtime.cluster import Route
 from rlinf.runtime.ray.devices import sort_devices, wanted_devices
 from rlinf.runtime.ray.session import LOOPBACK, check_reachable, make_token, private_folder
 from rlinf.runtime.ray.worker_process import EXPLAINED, ProcessInfo, WorkerProcess
@@ -74,21 +73,13 @@ class RayGroup:
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
         return [self.one(rank, method, *args, **kwargs) for rank in range(len(self))]
 
-    def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
-        results = []
-        for rank, route in enumerate(routed.routes):
-            pieces = [routed.futures[source] for source, _, _ in route]
-            results.append(self._submit(rank, method, pieces, kwargs, route))
-        return results
+    def map(self, method: str, futures: Sequence[Future], routes: Sequence[Route], **kwargs: Any) -> list[Future]:
+        return [
+            self._submit(rank, method, [futures[piece.rank] for piece in route], kwargs, route)
+            for rank, route in enumerate(routes)
+        ]
 
-    def _submit(
-        self,
-        rank: int,
-        method: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        route: Sequence[Piece] | None = None,
-    ) -> Future:
+    def _submit(self, rank: int, method: str, args: Sequence, kwargs: dict, route: Route | None = None) -> Future:
         sources = [arg.process if isinstance(arg, Future) else None for arg in args]
         values = [arg.ref if isinstance(arg, Future) else arg for arg in args]  # Ray waits for the values of refs
         ref = self._calls[rank].remote(self._role, method, kwargs, sources, route, *values)
@@ -164,10 +155,7 @@ class RayCluster:
             self._actors.append(placed.remote(self.cfg, self.plan, index, **about))
         self.processes = self._ask("describe")
         self._warnings = [_method(actor, "warnings", "next_warning").remote() for actor in self._actors]
-        port = 0
-        if any(len(members) > 1 for members in self.plan.process_groups.values()):
-            (port,) = self._get([_method(self._actors[0], "control", "open_store").remote()])
-        self._ask("connect", self.nodes[self.plan.processes[0].slot.node].address, port)
+        self._ask("connect", self.nodes[self.plan.processes[0].slot.node].address, self.processes[0].port)
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Every process's answer to a control method."""
@@ -183,11 +171,10 @@ class RayCluster:
                 ready, waiting = ray.wait(waiting, timeout=LISTEN_S, fetch_local=False)
                 values.update(zip(ready, ray.get(ready), strict=True))
             return [values[ref] for ref in refs]
-        except RayError as error:
+        except BaseException as error:
             self._failed = True
-            raise self._explain(error) from None
-        except BaseException:
-            self._failed = True
+            if isinstance(error, RayError):
+                raise self._explain(error) from None
             raise
 
     def _show_warnings(self) -> None:

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 
 from rlinf.config.schema import Config
-from rlinf.data.layout import Piece
 from rlinf.data.struct import num_bytes
 from rlinf.errors import SimulatorError, UserError
 from rlinf.placement.plan import Plan
-from rlinf.runtime.cluster import merge
+from rlinf.runtime.cluster import Route, merge
 from rlinf.runtime.process_group import connect, join_store, open_store
 from rlinf.runtime.ray.devices import device_variables, egl_cuda_numbers, groups_without_nccl
 from rlinf.runtime.ray.session import LOOPBACK
@@ -42,6 +41,7 @@ class ProcessInfo:
     pid: int
     machine: str
     log: Path
+    port: int  # of the store through which processes meet, in the first process of a plan where some do; else 0
 
 
 class WorkerProcess:
@@ -54,7 +54,7 @@ class WorkerProcess:
         self, cfg: Config, plan: Plan, index: int, *, address: str, folder: Path, devices: Sequence[str] | None
     ) -> None:
         """`address`: of this node. `folder`: the driver's. `devices`: ids for CUDA; None leaves the environment."""
-        self.cfg, self.plan, self.index, self.address = cfg, plan, index, address
+        self.cfg, self.plan, self.index = cfg, plan, index
         self.slot = plan.processes[index].slot
         self.name = f"process {index} on node {self.slot.node}"
         if folder.is_dir():
@@ -67,6 +67,9 @@ class WorkerProcess:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's own waits for calls that may wait for a dead process
         for text in HARMLESS:
             warnings.filterwarnings("ignore", text)
+        self._port = 0
+        if index == 0 and any(len(members) > 1 for members in plan.process_groups.values()):
+            self._store, self._port = open_store(address)
         self._workers: dict[str, Worker] = {}
         self._warnings: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
         self._bytes, self._stopped = 0, False
@@ -79,16 +82,10 @@ class WorkerProcess:
 
     def describe(self) -> ProcessInfo:
         """Process id, machine and log file; also the answer to whether this process is alive."""
-        return ProcessInfo(os.getpid(), socket.gethostname(), self.log)
-
-    def open_store(self) -> int:
-        """Open the store through which all processes meet; returns its port."""
-        with self._naming_errors(self.name):
-            self._store, port = open_store(self.address)
-            return port
+        return ProcessInfo(os.getpid(), socket.gethostname(), self.log, self._port)
 
     def connect(self, address: str, port: int) -> None:
-        """Form the plan's process groups through the store there; port 0 where no two processes talk directly."""
+        """Form the plan's process groups, if any, through the store of the first process."""
         with self._naming_errors(self.name):
             real = bool(self.slot.devices) and not self.cfg.cluster.virtual_devices and torch.cuda.is_available()
             device, groups = torch.device("cuda", 0) if real else torch.device("cpu"), {}
@@ -103,18 +100,10 @@ class WorkerProcess:
         with self._naming_errors(self.name):
             self._workers[role] = worker_cls(self.cfg, self.plan, rank, self._process)
 
-    def call(
-        self,
-        role: str,
-        method: str,
-        kwargs: dict[str, Any],
-        sources: Sequence[int | None],
-        route: Sequence[Piece] | None,
-        *values: Any,
-    ) -> Any:
+    def call(self, role: str, method: str, kwargs: dict, sources: Sequence, route: Route | None, *values: Any) -> Any:
         """Call a method of the worker in `role` with `values`, or with the rows of them that `route` names, as one.
 
-        sources: for each value the process that made it, None for the driver.
+        sources: for each value the index of the process that made it, None for the driver.
         """
         worker = self._workers[role]
         if self._stopped and method != "close":
