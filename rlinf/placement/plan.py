@@ -56,7 +56,7 @@ class Plan:
         return tuple(ProcessSlot(slot, tuple(members)) for (slot, _), members in found.items())
 
     def process_of(self, role: str, rank: int) -> int:
-        """The index of the process a worker lives in."""
+        """The index of the process a worker runs in."""
         return next(i for i, p in enumerate(self.processes) if WorkerId(role, rank) in p.workers)
 
     @cached_property

@@ -34,7 +34,7 @@ class _Member:
 
     def _sync(self, *, full: bool) -> int:
         """One sync; `full`, which the sender decides, sends all parameters and buffers. Returns the bytes sent."""
-        full = self._meet(full=full)
+        full = self._agree_on_full(full=full)
         sent = self._transfer(full=full)
         difference = self._compare()
         if difference and not full:
@@ -46,7 +46,7 @@ class _Member:
             raise RuntimeError(f"weight sync: {difference}, although everything has been sent")
         return sent
 
-    def _meet(self, *, full: bool) -> bool:
+    def _agree_on_full(self, *, full: bool) -> bool:
         """Whether the sender wants a full sync; refuses copies whose tensors differ in name, shape or dtype."""
         trained = {name for name, _ in self.policy.trainable_parameters()}
         layout = [f"{n} {list(t.shape)} {t.dtype}{' trained' * (n in trained)}" for n, t in self._tensors().items()]
@@ -95,7 +95,7 @@ class _Member:
 
 
 class Sender(_Member):
-    """The actor's side: its weights are the truth."""
+    """The actor's side: copies become equal to its weights."""
 
     has_loaded = False  # other weights since the last sync, frozen ones perhaps included: the next one sends everything
 

@@ -21,7 +21,7 @@ def limit_threads(cfg: Config) -> None:
 
 
 class Process:
-    """The process a worker lives in: its device, its process groups, and objects that its workers share by name."""
+    """The process a worker runs in: its device, its process groups, and objects that its workers share by name."""
 
     def __init__(self, device: torch.device, groups: Mapping[str, ProcessGroup] | None = None) -> None:
         self.device = device

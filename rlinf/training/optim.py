@@ -21,7 +21,7 @@ VALUE_HEAD = "value_head"  # parameters whose name contains this learn at value_
 class MasterAdamW(torch.optim.AdamW):
     """AdamW that steps low-precision parameters through fp32 copies, in which small updates are not rounded away.
 
-    A copy stands in its group in the parameter's place. It takes over the parameter's gradient after every backward
+    A copy stands in its group in the parameter's place. The parameter's gradient is moved to it after every backward
     pass, so that micro batches add up, are clipped and stepped in fp32; the parameter is rounded from it after a step.
     Other parameters are stepped as they are; those listed in `masters` are fp32 copies already (the shards of
     low-precision weights) and are named so in checkpoints. One optimiser at a time can serve a policy.

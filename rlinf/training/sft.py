@@ -157,7 +157,7 @@ class _Trainer:
         return {"train/sft/loss": float(loss.detach()), "train/sft/grad_norm": norm, "train/sft/lr": lr}
 
     def _loss(self, rows: list[int], step: int) -> torch.Tensor:
-        """Mean imitation loss of a batch; every sample meets `noise_draws` draws of (noise, time)."""
+        """Mean imitation loss of a batch; every sample is used with `noise_draws` draws of (noise, time)."""
         cfg, device, readout = self.cfg, self.params[0].device, self.readout
         obs, actions = self.data.batch(rows, self.policy.spec.num_action_chunks)
         noise = Noise(

@@ -80,7 +80,7 @@ class Sharded(SingleRank):
         """Free the memory of the policy's large tensors, and fill them again with what was learned.
 
         After an error they are filled only if this rank is the only one: others may wait elsewhere, and a collective
-        here would hide the error behind them.
+        here would hide the error behind them. The policy's weights are then undefined, and the run must end.
         """
         self.network.policy.set_global_step(step)
         self.policy.forget_recordings()

@@ -76,7 +76,7 @@ class ActorWorker(Worker):
         set_lr(self.optimizer, lr_scale(optim, step, total_steps))
         metrics = Accumulator()
         with self.parallel.training(step):
-            self._remember_proximal()
+            self._compute_proximal()
             for i, rows in enumerate(self._global_batches(step)):
                 batch = self.optimizer_step(rows, first=i == 0)
                 metrics.merge(batch)
@@ -201,7 +201,7 @@ class ActorWorker(Worker):
         metrics.add_many(values)
         return loss
 
-    def _remember_proximal(self) -> None:
+    def _compute_proximal(self) -> None:
         """Compute log-probs [T, B, C, A] under the weights this update starts from, for a loss that clips around them.
 
         Where the rollout acted with these very weights they are the rollout's own, and nothing is computed.

@@ -33,7 +33,7 @@ class EnvWorker(Worker):
             check_setup(self.cfg.env.eval, "env.eval")
 
     def begin(self, *, mode: Mode, stage: int) -> EnvStep:
-        """The observation a rollout starts from: fresh episodes, or the running ones when episodes reset themselves."""
+        """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running."""
         env = self._env(mode, stage)
         if mode == "train" and self.cfg.env.train.auto_reset and stage in self._last:
             env.begin_step()

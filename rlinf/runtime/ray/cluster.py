@@ -142,7 +142,7 @@ class RayCluster:
     def _start_processes(self) -> None:
         wanted = {} if self.cfg.cluster.virtual_devices else wanted_devices(self.plan)
         ids = self._session.enter_context(reserve_devices(self.nodes, wanted)) if wanted else None
-        # Two threads for control: a process that waits for others can still be asked whether it lives.
+        # Two threads for control: a process that waits for others can still be asked whether it is alive.
         queues = {**dict.fromkeys(COMPONENTS, 1), "control": 2, "warnings": 1}
         options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": queues, "enable_task_events": False}
         remote: Any = ray.remote(**options, runtime_env={"env_vars": ZERO_COPY})(WorkerProcess)
@@ -191,7 +191,7 @@ class RayCluster:
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, EXPLAINED):
             return cause
-        dead, silent = self._find_lost()  # whoever talked to a process that died fails too, and is often heard first
+        dead, silent = self._find_lost()  # whoever waits for a dead process fails too, often first
         if dead or (silent and isinstance(cause, RayError)):
             return WorkerDiedError("; ".join(self._describe(i, reason) for i, reason in (dead or silent).items()))
         return cause
@@ -269,9 +269,8 @@ def _start(cfg: Config, folder: Path) -> None:
     """A cluster of one node, on loopback, behind a token of its own, with nothing outside its folder."""
     make_token()
     resolve = ray_services.resolve_ip_for_localhost
-    ray_services.resolve_ip_for_localhost = lambda host: (
-        host
-    )  # private: else Ray listens on the machine's outer address
+    # private: else Ray would replace the loopback address by the machine's outer one, and listen there
+    ray_services.resolve_ip_for_localhost = lambda host: host
     try:
         ray.init(
             address="local",

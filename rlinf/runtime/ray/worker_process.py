@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -139,11 +140,12 @@ class WorkerProcess:
         try:
             yield
         except Exception as error:
-            traceback.print_exc()
+            trace = traceback.format_exc()
+            print(f"{where} failed:\n{trace}", file=sys.stderr, flush=True)
             if isinstance(error, EXPLAINED):
                 error.args = (f"{error} ({where})",)
             else:
-                error.add_note(f"in {where}:\n{traceback.format_exc()}")
+                error.add_note(f"in {where}:\n{trace}")
             raise
 
     def _fair_threads(self) -> int:
