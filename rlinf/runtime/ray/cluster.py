@@ -33,7 +33,13 @@ from rlinf.placement.grammar import COMPONENTS
 from rlinf.placement.plan import Plan
 from rlinf.runtime.cluster import Route
 from rlinf.runtime.ray.devices import sort_devices, wanted_devices
-from rlinf.runtime.ray.session import LOOPBACK, check_reachable, make_token, private_folder
+from rlinf.runtime.ray.session import (
+    LOOPBACK,
+    check_reachable,
+    ignore_read_only_warnings,
+    make_token,
+    private_folder,
+)
 from rlinf.runtime.ray.worker_process import EXPLAINED, ProcessInfo, WorkerProcess
 from rlinf.runtime.worker import Worker
 
@@ -243,6 +249,7 @@ def open_session(cfg: Config) -> Iterator[list[Node]]:
     require_token()
     ray_driver._worker_logs_enabled = False  # private: else Ray prints a paragraph on each death, beside our line
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
+    ignore_read_only_warnings()
     with ExitStack() as stack:
         sigterm = signal.getsignal(signal.SIGTERM)
         try:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,12 @@ def private_folder() -> Iterator[Path]:
     command = [sys.executable, "-S", "-E", cleaner.__file__, path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):  # its input ends with the block
         yield Path(path)
+
+
+def ignore_read_only_warnings() -> None:
+    """Received tensors lie in memory that others read too: Ray and torch warn of it, and no worker writes to them."""
+    for text in ("Zero-copy tensor serialization", "The given NumPy array is not writable"):
+        warnings.filterwarnings("ignore", text)
 
 
 def make_token() -> None:

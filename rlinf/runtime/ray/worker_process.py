@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +27,10 @@ from rlinf.placement.plan import Plan
 from rlinf.runtime.cluster import Route, merge
 from rlinf.runtime.process_group import connect, join_store, open_store
 from rlinf.runtime.ray.devices import device_variables, egl_cuda_numbers, groups_without_nccl
-from rlinf.runtime.ray.session import LOOPBACK
+from rlinf.runtime.ray.session import LOOPBACK, ignore_read_only_warnings
 from rlinf.runtime.worker import Process, Worker
 
 EXPLAINED = (UserError, SimulatorError, FloatingPointError)  # the command line shows these in one line
-HARMLESS = ("Zero-copy tensor serialization", "The given NumPy array is not writable")  # nobody writes to messages
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ class WorkerProcess:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.log = open_log(cfg, plan, index)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's own waits for calls that may wait for a dead process
-        for text in HARMLESS:
-            warnings.filterwarnings("ignore", text)
+        ignore_read_only_warnings()
         self._port = 0
         if index == 0 and any(len(members) > 1 for members in plan.process_groups.values()):
             self._store, self._port = open_store(address)
