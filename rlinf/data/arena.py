@@ -30,11 +30,11 @@ class RowCache:
         if not self._store:
             row_bytes = sum(v[0].numel() * v.element_size() for v in values.values())
             capacity = min(self.num_rows, self.budget_bytes // max(row_bytes, 1))
-            if capacity == 0:
-                return
             self._store = {k: v.new_empty((capacity, *v.shape[1:])) for k, v in values.items()}
         capacity = len(next(iter(self._store.values())))
         rows = rows[: capacity - self._used]
+        if len(rows) == 0:
+            return
         slots = torch.arange(self._used, self._used + len(rows))
         for key, value in values.items():
             self._store[key][slots] = value[: len(rows)]

@@ -27,10 +27,6 @@ class HostBuffer:
         self.chunks: list[Tensor] = []  # u8 [up to CHUNK_BYTES]
         self._held: list[tuple[torch.UntypedStorage, int]] = []  # storages that were moved here, with their bytes
 
-    @property
-    def is_used(self) -> bool:
-        return bool(self._held)
-
     def offload(self, tensors: Iterable[Tensor]) -> int:
         """Move the tensors' memory to the host and free it on the device; bytes moved, 0 if some are here already."""
         if self._held:
@@ -107,12 +103,12 @@ class ActorMemory:
     @contextmanager
     def weights(self) -> Iterator[None]:
         """Have the weights on the device for the block, without the rest."""
-        were_moved = self._weights.is_used
-        self._moved += self._weights.restore()
+        restored = self._weights.restore()
+        self._moved += restored
         try:
             yield
         finally:
-            if were_moved:
+            if restored:
                 self._moved += self._weights.offload(self.policy.parameters())
 
     def _report(self) -> int:

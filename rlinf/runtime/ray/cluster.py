@@ -7,7 +7,6 @@ waits for the value of one that failed fails with the same error.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,14 +32,8 @@ from rlinf.errors import UserError, WorkerDiedError
 from rlinf.placement.grammar import COMPONENTS
 from rlinf.placement.plan import Plan
 from rlinf.runtime.cluster import Route
+from rlinf.runtime.ray import session
 from rlinf.runtime.ray.devices import sort_devices, wanted_devices
-from rlinf.runtime.ray.session import (
-    LOOPBACK,
-    check_reachable,
-    ignore_read_only_warnings,
-    make_token,
-    private_folder,
-)
 from rlinf.runtime.ray.worker_process import EXPLAINED, ProcessInfo, WorkerProcess
 from rlinf.runtime.worker import Worker
 
@@ -249,12 +243,12 @@ def open_session(cfg: Config) -> Iterator[list[Node]]:
     require_token()
     ray_driver._worker_logs_enabled = False  # private: else Ray prints a paragraph on each death, beside our line
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-    ignore_read_only_warnings()
+    session.ignore_read_only_warnings()
     with ExitStack() as stack:
         sigterm = signal.getsignal(signal.SIGTERM)
         try:
             if address is None:
-                folder = stack.enter_context(private_folder())
+                folder = stack.enter_context(session.private_folder())
                 stack.callback(ray.shutdown, wait_for_processes=True)
                 _start(cfg, folder)
             else:
@@ -274,7 +268,7 @@ def require_token() -> None:
 
 def _start(cfg: Config, folder: Path) -> None:
     """A cluster of one node, on loopback, behind a token of its own, with nothing outside its folder."""
-    make_token()
+    session.make_token()
     resolve = ray_services.resolve_ip_for_localhost
     # private: else Ray would replace the loopback address by the machine's outer one, and listen there
     ray_services.resolve_ip_for_localhost = lambda host: host
@@ -287,7 +281,7 @@ def _start(cfg: Config, folder: Path) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
             _temp_dir=str(folder / "ray"),
-            _node_ip_address=LOOPBACK,
+            _node_ip_address=session.LOOPBACK,
         )
     finally:
         ray_services.resolve_ip_for_localhost = resolve
@@ -299,7 +293,7 @@ def _join(address: str) -> None:
         # private: where Ray will look for `auto`; None lets Ray itself say that it finds nothing
         found = ray_services.canonicalize_bootstrap_address("auto") if address == "auto" else address
         if found is not None:
-            check_reachable(found)
+            session.check_reachable(found)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, AuthenticationError) as error:
         raise UserError(
@@ -319,11 +313,8 @@ def find_nodes(cfg: Config) -> list[Node]:
                 "--address=HEAD:PORT` on the missing machines"
             )
         time.sleep(0.2)
-
-    def place(node: dict[str, Any]) -> tuple[bool, Any, int]:
-        return HEAD not in node["Resources"], ipaddress.ip_address(node["NodeManagerAddress"]), node["NodeManagerPort"]
-
-    return [Node(n["NodeID"], n["NodeManagerAddress"]) for n in sorted(alive, key=place)[:wanted]]
+    alive.sort(key=lambda n: (HEAD not in n["Resources"], ip_address(n["NodeManagerAddress"]), n["NodeManagerPort"]))
+    return [Node(n["NodeID"], n["NodeManagerAddress"]) for n in alive[:wanted]]
 
 
 @contextmanager
