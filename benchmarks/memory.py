@@ -44,7 +44,7 @@ from rlinf.models.openpi.config import OpenPiOptions
 from rlinf.placement.grammar import Slot
 from rlinf.placement.plan import Plan
 from rlinf.runner import Runner
-from rlinf.runtime.process_group import Team, alone, disconnect
+from rlinf.runtime.process_group import ProcessGroup, disconnect, group_of_one
 from rlinf.runtime.worker import Process
 from rlinf.training.optim import named_tensors
 from rlinf.workers.actor import ActorWorker
@@ -214,7 +214,7 @@ Weights = dict[str, torch.Tensor]
 def measure_fsdp(size: str, gauge: Gauge) -> list[Results]:
     """The same updates with each strategy, from equal weights and the same experience."""
     rows, table = ROWS.get(size, FEW_ROWS), []
-    team, arena = alone(gauge.device), Arena(1, Columns(1), CHUNK)
+    group, arena = group_of_one(gauge.device), Arena(1, Columns(1), CHUNK)
     plain: tuple[Weights, Weights] = {}, {}
     try:
         for strategy in STRATEGIES:
@@ -223,7 +223,7 @@ def measure_fsdp(size: str, gauge: Gauge) -> list[Results]:
             subject = Subject.build("pi0", size, gauge.device, gradient_checkpointing=strategy.checkpointing)
             if not strategy.shards:
                 arena = experience(subject, rows)
-            worker = make_actor(subject, rows, arena, strategy, team if strategy.shards else Team())
+            worker = make_actor(subject, rows, arena, strategy, group if strategy.shards else ProcessGroup())
             row, start, after = update(worker, gauge)
             if not strategy.shards:
                 plain = after
@@ -251,7 +251,7 @@ def experience(subject: Subject, rows: Rows) -> Arena:
     return arena
 
 
-def make_actor(subject: Subject, rows: Rows, arena: Arena, strategy: Strategy, team: Team) -> ActorWorker:
+def make_actor(subject: Subject, rows: Rows, arena: Arena, strategy: Strategy, group: ProcessGroup) -> ActorWorker:
     """The actor of a run on one device that already holds policy and experience."""
     actor = ActorConfig(
         model=subject.cfg,
@@ -263,9 +263,9 @@ def make_actor(subject: Subject, rows: Rows, arena: Arena, strategy: Strategy, t
     here = (Slot(0, ()),)
     envs = EnvLayout(rows.micro_batch)
     plan = Plan(here, here, here, envs, envs)
-    process = Process(subject.device, {"actor": team})
-    process.share("policy", lambda: subject.policy)
-    process.share("arena-0", lambda: arena)
+    process = Process(subject.device, {"actor": group})
+    process.shared("policy", lambda: subject.policy)
+    process.shared("arena-0", lambda: arena)
     worker = ActorWorker(Config(algorithm=AlgorithmConfig(logprob_type="token_level"), actor=actor), plan, 0, process)
     worker.setup()
     worker.compute_advantages(arena.trajectory())
@@ -308,7 +308,7 @@ def measure_copy(size: str, gauge: Gauge) -> Results:
     envs = EnvLayout(rows.micro_batch)
     plan = Plan(here, here, elsewhere, envs, envs, frozenset({"rollout"}), one_process=False)
     process = Process(gauge.device)
-    process.share("policy", lambda: subject.policy)
+    process.shared("policy", lambda: subject.policy)
     worker = RolloutWorker(cfg, plan, 0, process)
     worker.setup()
     obs = subject.observe(rows.micro_batch)

@@ -59,8 +59,8 @@ class Update:
         envs = EnvLayout(rows.micro_batch)
         plan = Plan(here, here, here, envs, envs)
         process = Process(self.device)
-        process.share("policy", lambda: subject.policy)
-        process.share("arena-0", lambda: self.arena)
+        process.shared("policy", lambda: subject.policy)
+        process.shared("arena-0", lambda: self.arena)
         worker = ActorWorker(run, plan, 0, process)
         worker.setup()
         return worker

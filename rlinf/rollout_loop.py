@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from rlinf.data.types import ChunkIndex
-from rlinf.placement.plan import Plan
-from rlinf.runtime.cluster import Group, Routed
+from rlinf.placement.plan import Mode, Plan
+from rlinf.runtime.cluster import Group
 
 
 def roll_out(
@@ -15,7 +15,7 @@ def roll_out(
     rollout: Group,
     plan: Plan,
     *,
-    mode: Literal["train", "eval"],
+    mode: Mode,
     step: int,
     epochs: int,
     chunks: int,
@@ -23,7 +23,8 @@ def roll_out(
 ) -> list[Any]:
     """Play `epochs` rollouts of `chunks` chunks; returns futures that are done, or fail, at the end.
 
-    Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` may end an evaluation.
+    Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` is asked after each chunk
+    and may end the epoch early, which evaluations do.
     """
     to_rollout, to_env = plan.routes("env", "rollout", mode), plan.routes("rollout", "env", mode)
     stages = range(plan.stages)
@@ -33,14 +34,14 @@ def roll_out(
         for chunk in range(chunks):
             at = ChunkIndex(step, epoch, chunk)
             for stage in stages:
-                actions = rollout.map("predict", Routed(steps[stage], to_rollout), mode=mode, stage=stage, at=at)
-                steps[stage] = env.map("step", Routed(actions, to_env), mode=mode, stage=stage)
+                actions = rollout.map("predict", steps[stage], to_rollout, mode=mode, stage=stage, at=at)
+                steps[stage] = env.map("step", actions, to_env, mode=mode, stage=stage)
             if finished():
                 break
         for stage in stages:
             end = ChunkIndex(step, epoch, chunks)
             if mode == "train":
-                done += rollout.map("finish", Routed(steps[stage], to_rollout), stage=stage, at=end)
+                done += rollout.map("finish", steps[stage], to_rollout, stage=stage, at=end)
             else:
                 done += steps[stage]
     return done

@@ -1,4 +1,4 @@
-"""Runner: one training step on one screen; evaluate, save and resume beside it."""
+"""Runner: training step by step, with evaluations, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rlinf.metrics.stats import Rate
 from rlinf.placement.plan import Plan
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
-from rlinf.storage.step_checkpoint import config_hash, find_resume, save_checkpoint, versions
+from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint
 from rlinf.workers.actor import ActorWorker
 from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
 
 
 class Runner:
-    """Owns the cluster and drives it; knows nothing of simulators, models or algorithms."""
+    """Owns the cluster and calls its workers; knows nothing of simulators, models or algorithms."""
 
     def __init__(self, cfg: Config, plan: Plan, *, watch: RunListener) -> None:
         self.cfg, self.plan, self.watch = cfg, plan, watch
@@ -39,8 +39,8 @@ class Runner:
         self.folder = Path(cfg.runner.logger.log_path) / cfg.runner.logger.experiment_name
         self.global_step = 0
         self.stop_requested = False
-        self.times: dict[str, float] = {}
-        self.bytes = {"sync": 0, "offload": 0}
+        self.times: dict[str, float] = {}  # seconds of each phase of the running step
+        self.bytes = {"sync": 0, "offload": 0}  # moved since they were last reported
         self.copies_behind = math.inf  # updates since the last weight sync
         self.last_checkpoint: Path | None = None
         self.resume_from = self._find_resume()  # before anything heavy: it may refuse
@@ -48,9 +48,10 @@ class Runner:
         self.env = self._launch(EnvWorker, "env")  # first: it may refuse, and weights take long to load
         self.rollout = self._launch(RolloutWorker, "rollout")
         self.actor = self._launch(ActorWorker, "actor")
+        self.groups = {"env": self.env, "rollout": self.rollout, "actor": self.actor}
 
     def train(self) -> None:
-        """Every remaining step, with evaluations and checkpoints where they are due."""
+        """Run every remaining step, with evaluations and checkpoints where they are due."""
         self.resume()
         self.watch.start(self.global_step, self.total_steps)
         self.times, self.bytes = {}, dict.fromkeys(self.bytes, 0)
@@ -71,7 +72,7 @@ class Runner:
                     self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
 
     def step(self, step: int) -> dict[str, float]:
-        """One rollout and the update it pays for."""
+        """One rollout and the update from its experience; returns the step's metrics."""
         with self.resident("env", "rollout"):
             if self.copies_behind >= self.cfg.runner.weight_sync_interval:
                 self.sync()
@@ -82,12 +83,12 @@ class Runner:
         return metrics | self.rollout_metrics(self.env.call("num_restarts"), self.env.call("drain_episodes"))
 
     def begin_rollout(self, step: int) -> list[Any]:
-        """Queue the rollout of a training step; futures that are done when it is."""
+        """Queue the rollout of a training step; returns futures that are done when it is."""
         epochs, chunks = self.cfg.env.train.rollout_epoch, chunks_per_rollout(self.cfg)
         return roll_out(self.env, self.rollout, self.plan, mode="train", step=step, epochs=epochs, chunks=chunks)
 
     def learn(self, step: int, experience: list[list[Any]]) -> dict[str, float]:
-        """Advantages of the experience, by actor rank, and the optimiser steps on it."""
+        """Compute advantages of the experience (futures by actor rank) and take the optimiser steps on it."""
         with self.timed("cal_adv_and_returns"):
             prepared = [self.actor.one(rank, "compute_advantages", *parts) for rank, parts in enumerate(experience)]
             metrics = dict(self.cluster.get(prepared)[0])
@@ -97,7 +98,7 @@ class Runner:
         return metrics
 
     def rollout_metrics(self, restarts: list[Any], episodes: list[Any]) -> dict[str, float]:
-        """What the rollout's futures of restarts and episodes tell, and the bytes moved since the last call."""
+        """Metrics of the futures of a rollout's restarts and episodes, and of the bytes moved since the last call."""
         moved, self.bytes = self.bytes, dict.fromkeys(self.bytes, 0)
         metrics = {f"{name}/bytes": float(count) for name, count in moved.items()}
         metrics["env/restarts"] = float(sum(self.cluster.get(restarts)))
@@ -105,7 +106,7 @@ class Runner:
         return metrics | {f"env/{name}": value for name, value in summarise(records).items()}
 
     def sync(self) -> None:
-        """Bring the rollout ranks' copies of the weights up to date; where they share the actor's, nothing is sent."""
+        """Send the actor's weights to the rollout ranks that hold copies; nothing if no update came after the last."""
         if self.copies_behind == 0:
             return
         with self.timed("sync_weights"):
@@ -115,14 +116,14 @@ class Runner:
             self.copies_behind = 0
 
     def experience(self) -> list[list[Any]]:
-        """For each actor rank, futures of its share of what the rollout ranks lived through."""
+        """For each actor rank, futures of its share of the rollout ranks' experience."""
         return [
             [self.rollout.one(source, "experience", first, end, reader=rank) for source, first, end in route]
             for rank, route in enumerate(self.plan.routes("rollout", "actor"))
         ]
 
     def evaluate(self) -> dict[str, float]:
-        """Success on the held-out trials; writes eval/step_N.json."""
+        """Play the held-out trials and write eval/step_N.json; returns metrics of their success."""
         records = self.play_trials()
         groups = env_spec(self.cfg.env.eval).task_groups
         self.watch.evaluated(self.global_step, records, groups)
@@ -131,7 +132,7 @@ class Runner:
         return {f"eval/{k}": v for k, v in (summarise(records, groups) | interval).items()}
 
     def play_trials(self) -> list[EpisodeRecord]:
-        """Every held-out trial once, with the deterministic sampler and the same noise each time."""
+        """Play every held-out trial once, with the deterministic sampler and the same noise at every call."""
         env, chunk = self.cfg.env.eval, self.cfg.actor.model.num_action_chunks
         rounds = math.ceil(len(eval_trials(env, env_spec(env))) / env.total_num_envs)
         chunks = (rounds + env.max_restarts) * env.max_episode_steps // chunk  # lost trials are played again
@@ -145,26 +146,16 @@ class Runner:
             self.cluster.get(self.env.call("release", mode="eval"))
             return self._episodes()
 
-    def save(self) -> Path | None:
-        """A complete checkpoint of this step, or none."""
+    def save(self) -> None:
+        """Write a complete checkpoint of this step, or none."""
         states = self.cluster.get(self.env.call("state"))
-        runner = {"step": self.global_step, "env": states}
-
-        def write(folder: Path) -> None:
+        root, keep = self.folder / "checkpoints", self.cfg.runner.keep_checkpoints
+        checkpoint = new_checkpoint(root, self.global_step, config_hash=config_hash(self.cfg), keep=keep)
+        with self.timed("save"), self.resident("actor"), checkpoint as folder:
             (folder / "actor").mkdir()
             self.cluster.get(self.actor.call("save", folder / "actor"))
-            (folder / "runner.json").write_text(json.dumps(runner))
-
-        with self.timed("save"), self.resident("actor"):
-            self.last_checkpoint = save_checkpoint(
-                self.folder / "checkpoints",
-                self.global_step,
-                write,
-                config_hash=config_hash(self.cfg),
-                versions=versions(),
-                keep=self.cfg.runner.keep_checkpoints,
-            )
-        return self.last_checkpoint
+            (folder / "runner.json").write_text(json.dumps({"step": self.global_step, "env": states}))
+        self.last_checkpoint = root / f"global_step_{self.global_step}"
 
     def resume(self) -> None:
         """Continue from runner.resume_dir, exactly where that run stood."""
@@ -179,39 +170,44 @@ class Runner:
         self.global_step = saved["step"]
 
     def close(self) -> None:
+        """End all workers and close the logs."""
         self.cluster.shutdown()
         self.watch.close()
 
     def usage(self) -> Usage:
-        """What the workers did since the last call."""
-        groups = {"env": self.env, "rollout": self.rollout, "actor": self.actor}
-        busy = {role: self.cluster.get(group.call("drain_seconds")) for role, group in groups.items()}
+        """Seconds of each worker, and bytes between processes, since the last call."""
+        busy = {role: self.cluster.get(group.call("drain_seconds")) for role, group in self.groups.items()}
         return Usage(busy, self.cluster.drain_bytes())
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the block's seconds to `time/<name>` of this step."""
+        """Add the block's seconds to `time/<name>` of this step."""
         start = time.perf_counter()
-        yield
-        self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+        try:
+            yield
+        finally:
+            self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
 
     @contextmanager
     def resident(self, *roles: str) -> Iterator[None]:
-        """Holds the named workers in memory for the block, and lets those in plan.offload go after it."""
-        groups = {"env": self.env, "rollout": self.rollout, "actor": self.actor}
-        leaving = [groups[role] for role in roles if role in self.plan.offload]
-        self._move(leaving, "onload")
+        """Have the named components on their devices for the block; those in plan.offload are moved there and back.
+
+        After an error they stay: a worker that is stuck would never answer, and the error would not be seen.
+        """
+        moving = [self.groups[role] for role in roles if role in self.plan.offload]
+        self._move(moving, "onload")
         yield
-        self._move(leaving, "offload")
+        self._move(moving, "offload")
 
     def _launch(self, worker_cls: type, role: str) -> Group:
-        """Start a component; one that offloads waits outside its device until it is needed."""
+        """Start a component; one that offloads is moved off its device until it is needed."""
         group = self.cluster.launch(worker_cls, role)
         if role in self.plan.offload:
             self._move([group], "offload")
         return group
 
     def _move(self, groups: Sequence[Group], method: str) -> None:
+        """Call `onload` or `offload` of every rank of the groups, and count the bytes moved."""
         if groups:
             with self.timed("offload"):
                 moved = self.cluster.get([future for group in groups for future in group.call(method)])
@@ -242,7 +238,7 @@ class Runner:
 
     @contextmanager
     def _stop_on_sigterm(self) -> Iterator[None]:
-        """SIGTERM finishes the running step, saves it and leaves; what was lost is at most one step."""
+        """Let SIGTERM end training after the running step, which is saved."""
 
         def request(*_: object) -> None:
             self.stop_requested = True

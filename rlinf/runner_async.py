@@ -1,8 +1,8 @@
-"""AsyncRunner: rollouts go on while the actor learns, on weights at most `runner.max_staleness` updates old.
+"""AsyncRunner: rollouts run while the actor learns, with weights at most `runner.max_staleness` updates old.
 
 Rollout k + s (s = max_staleness) is queued before update k begins, with the weights of update k - 1. Nothing depends on
-which side is faster, so a run is as repeatable as a synchronous one. Before an evaluation or a checkpoint nothing is
-begun that would outlive it: both see the weights and the episodes of their step, and a resumed run is exact.
+which side is faster, so a run is as repeatable as a synchronous one. No rollout runs past an evaluation or a
+checkpoint: both see the weights and the episodes of their step, and a resumed run is exact.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf.config.schema import Config
+from rlinf.config.schema import Config, RunnerConfig
 from rlinf.metrics.phases import Usage
 from rlinf.metrics.run_log import RunListener
 from rlinf.placement.plan import Plan
@@ -20,9 +20,9 @@ from rlinf.runner import Runner
 
 @dataclass(frozen=True)
 class Rollout:
-    """A rollout under way, as futures. All of it is queued before the next one, so none waits for that."""
+    """Futures of a rollout under way. All of its calls are queued before those of the next, so none waits for that."""
 
-    updates: int  # that the weights it acts with have seen
+    updates: int  # of the weights it acts with
     played: list[Any]
     experience: list[list[Any]]  # by actor rank
     episodes: list[Any]
@@ -39,12 +39,13 @@ class AsyncRunner(Runner):
         self.seconds: dict[str, list[Any]] = {}  # by role, of the rollout last used; futures
 
     def step(self, step: int) -> dict[str, float]:
-        """The update that the oldest rollout pays for, beside the rollouts after it."""
-        while len(self.ahead) <= self.cfg.runner.max_staleness and step + len(self.ahead) < self._barrier(step):
+        """Queue rollouts ahead, and take the update from the experience of the oldest."""
+        barrier = next_barrier(step, self.cfg.runner, self.total_steps)
+        while len(self.ahead) <= self.cfg.runner.max_staleness and step + len(self.ahead) < barrier:
             self.sync()
             self.ahead.append(self._begin(step + len(self.ahead), updates=step))
         rollout = self.ahead.popleft()
-        with self.timed("generate_rollouts"):  # what the actor waits for
+        with self.timed("generate_rollouts"):  # only what the actor waits for
             self.cluster.get(rollout.played)
         metrics = self.learn(step, rollout.experience)
         self.seconds = rollout.seconds
@@ -52,14 +53,14 @@ class AsyncRunner(Runner):
         return metrics | self.rollout_metrics(rollout.restarts, rollout.episodes)
 
     def sync(self) -> None:
-        """As ever; copies take weights over between rollouts, so that those under way come first."""
+        """As in Runner, after the rollouts under way: copies receive weights between rollouts only."""
         if self.ahead and self.copies_behind:
             with self.timed("generate_rollouts"):
                 self.cluster.get(self.ahead[-1].played)
         super().sync()
 
     def usage(self) -> Usage:
-        """What the workers did for this step; those that are rolling out for the next are not waited for."""
+        """As in Runner, for the rollout that this step used: those that are under way are not waited for."""
         if not self.seconds and not self.ahead:
             return super().usage()
         busy: dict[str, list[dict[str, float]]] = {
@@ -80,7 +81,8 @@ class AsyncRunner(Runner):
             seconds={"env": self.env.call("drain_seconds"), "rollout": self.rollout.call("drain_seconds")},
         )
 
-    def _barrier(self, step: int) -> int:
-        """The first step after `step` that follows an evaluation or a checkpoint, or the end of the run."""
-        intervals = (self.cfg.runner.val_check_interval, self.cfg.runner.save_interval)
-        return min([self.total_steps, *((step // i + 1) * i for i in intervals if i > 0)])
+
+def next_barrier(step: int, runner: RunnerConfig, total_steps: int) -> int:
+    """The first step after `step` that follows an evaluation or a checkpoint, or the end of the run."""
+    intervals = (runner.val_check_interval, runner.save_interval)
+    return min([total_steps, *((step // i + 1) * i for i in intervals if i > 0)])

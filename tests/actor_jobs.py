@@ -20,7 +20,7 @@ from rlinf.models.config import ModelConfig, find_config
 from rlinf.models.policy import Policy, find_policy
 from rlinf.placement.grammar import Slot
 from rlinf.placement.plan import Plan
-from rlinf.runtime.process_group import Team
+from rlinf.runtime.process_group import ProcessGroup
 from rlinf.runtime.worker import Process
 from rlinf.workers.actor import ActorWorker
 
@@ -63,29 +63,29 @@ class Case:
         return Config(algorithm=algorithm, actor=actor, env=EnvGroupConfig(train=train))
 
 
-def make_worker(team: Team, case: Case) -> ActorWorker:
+def make_worker(group: ProcessGroup, case: Case) -> ActorWorker:
     """An actor rank with its share of the experience."""
     cfg = case.config()
     policy = _policy(cfg.actor.model)
-    arena = _arena(policy, team, case)
-    slots = (Slot(0, ()),) * team.size
-    group = cfg.algorithm.group_size
-    plan = Plan(slots, slots, slots, EnvLayout(COLUMNS, 1, group), EnvLayout(COLUMNS), one_process=team.size == 1)
-    process = Process(CPU, {"actor": team})
-    process.share("policy", lambda: policy)
-    process.share(f"arena-{team.rank}", lambda: arena)
-    worker = ActorWorker(cfg, plan, team.rank, process)
+    arena = _arena(policy, group, case)
+    slots = (Slot(0, ()),) * group.size
+    envs = EnvLayout(COLUMNS, 1, cfg.algorithm.group_size)
+    plan = Plan(slots, slots, slots, envs, EnvLayout(COLUMNS), one_process=group.size == 1)
+    process = Process(CPU, {"actor": group})
+    process.shared("policy", lambda: policy)
+    process.shared(f"arena-{group.rank}", lambda: arena)
+    worker = ActorWorker(cfg, plan, group.rank, process)
     worker.setup()
-    worker.metrics = worker.compute_advantages(ArenaRows(team.rank, slice(None)))
+    worker.metrics = worker.compute_advantages(ArenaRows(group.rank, slice(None)))
     return worker
 
 
 def train(
-    team: Team, case: Case, steps: Sequence[int] = (0, 1), load: Path | None = None, save: Path | None = None
+    group: ProcessGroup, case: Case, steps: Sequence[int] = (0, 1), load: Path | None = None, save: Path | None = None
 ) -> dict[str, Any]:
     """Updates number `steps`; every weight afterwards, and the metrics of the last update."""
     with torch.backends.mkldnn.flags(enabled=False):  # virtual machines may advertise bf16 instructions they lack
-        worker = make_worker(team, case)
+        worker = make_worker(group, case)
         start = {name: tensor.detach().clone() for name, tensor in worker.policy.named_parameters()}
         if load is not None:
             worker.load(load)
@@ -104,7 +104,7 @@ def train(
 
 def alone(case: Case, steps: Sequence[int] = (0, 1), **folders: Path) -> dict[str, Any]:
     """The same on one rank, in this process, without a process group."""
-    return train(Team(), case, steps, **folders)
+    return train(ProcessGroup(), case, steps, **folders)
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -126,11 +126,11 @@ def _policy(cfg: ModelConfig) -> Policy:
     return policy
 
 
-def _arena(policy: Policy, team: Team, case: Case) -> Arena:
+def _arena(policy: Policy, group: ProcessGroup, case: Case) -> Arena:
     """All columns are played on every rank, which keeps its own."""
     spec, g = policy.spec, torch.Generator().manual_seed(2)
-    mine = COLUMNS // team.size
-    rows = slice(team.rank * mine, (team.rank + 1) * mine)
+    mine = COLUMNS // group.size
+    rows = slice(group.rank * mine, (group.rank + 1) * mine)
     columns = Columns(mine, group_size=case.algorithm.group_size)
     arena = Arena(CHUNKS, columns, spec.num_action_chunks, cache_bytes=(1 << 30) if case.cache else 0)
     for chunk in range(CHUNKS):
@@ -152,11 +152,11 @@ def _arena(policy: Policy, team: Team, case: Case) -> Arena:
     return arena
 
 
-def nonfinite(team: Team, case: Case) -> tuple[float, float]:
+def nonfinite(group: ProcessGroup, case: Case) -> tuple[float, float]:
     """The last rank's rewards are infinite: optimiser steps skipped in an update, and how far weights moved."""
-    worker = make_worker(team, replace(case, patience=10))
+    worker = make_worker(group, replace(case, patience=10))
     before = {name: p.detach().clone() for name, p in worker.policy.named_parameters()}
-    if team.rank == team.size - 1:
+    if group.rank == group.size - 1:
         worker.targets = replace(worker.targets, advantages=worker.targets.advantages * torch.inf)
     skipped = worker.update(0, 1)["train/actor/skipped_steps"]
     return skipped, max(float((p - before[name]).abs().max()) for name, p in worker.policy.named_parameters())

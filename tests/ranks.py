@@ -12,14 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlinf.runtime.process_group import Team, disconnect
+from rlinf.runtime.process_group import ProcessGroup, disconnect
 
 WORLD = 3
 TIMEOUT = timedelta(seconds=60)  # of one collective
 
 
 class Ranks:
-    """Three processes that can act as teams of one, two or three."""
+    """Three processes that can act as groups of one, two or three."""
 
     def __init__(self, folder: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -33,7 +33,7 @@ class Ranks:
             self._processes.append(process)
 
     def run(self, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """function(team, *args) on each rank of a team of `size`; results by rank, errors of all ranks as one."""
+        """function(group, *args) on each rank of a group of `size`; results by rank, errors of all ranks as one."""
         for pipe in self._pipes[:size]:
             pipe.send((size, function, args))
         answers = [pipe.recv() for pipe in self._pipes[:size]]
@@ -56,7 +56,7 @@ def _serve(rank: int, store: str, pipe: Any) -> None:
         while True:
             size, function, args = pipe.recv()
             try:
-                answer = function(Team(rank, size, groups[size]), *args)
+                answer = function(ProcessGroup(rank, size, groups[size]), *args)
             except Exception as error:
                 answer = RuntimeError("".join(traceback.format_exception(error)))
             pipe.send(answer)

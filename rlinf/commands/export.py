@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +10,10 @@ import torch
 from rlinf.compat.keys import without_old_keys
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, available_models, find_config
-from rlinf.models.files.policy_folder import SETTINGS, TEMPORARY, saved_settings
+from rlinf.models.files.policy_folder import SETTINGS, saved_settings
 from rlinf.models.files.pretrained import PretrainedPolicy
 from rlinf.models.policy import find_policy
+from rlinf.storage.atomic_folder import atomic_folder
 from rlinf.storage.step_checkpoint import policy_folder, verify_ckpt_path
 from rlinf.typed import convert
 
@@ -31,16 +31,11 @@ def export_policy(checkpoint: Path, output: Path) -> Path:
     cfg = stored_settings(folder)
     policy = find_policy(cfg.model_type).build(cfg, torch.device("cpu"))
     assert isinstance(policy, PretrainedPolicy)
-    work = output.with_name(f"{TEMPORARY}{output.name}")
-    shutil.rmtree(work, ignore_errors=True)
     try:
-        policy.export(work)
+        with atomic_folder(output, what=f"OUTPUT={output}") as folder_in_progress:
+            policy.export(folder_in_progress)
     except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
         raise UserError(f"OUTPUT={output} cannot be written: {error.strerror}") from error
-    if output.exists():
-        output.rmdir()
-    work.rename(output)
     return output
 
 

@@ -41,7 +41,7 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
         f"sft.output={folder}/sft",
     ]
     cfg = load_config("quickstart", [*own, *overrides], purpose="quickstart")
-    check_backend(cfg, make_plan(cfg))
+    check_backend(make_plan(cfg))
     if (folder / "demos/meta/collect.json").is_file():  # an earlier run's; everything in the folder is the job's own
         shutil.rmtree(folder / "demos")
     print("1/4  demonstrations by the scripted expert")

@@ -1,9 +1,11 @@
-"""The replay arena: one rollout rank's experience, written in place as it happens, read in place by the actor.
+"""The arena: memory for one rollout rank's experience, written in place as it happens, read in place by the actor.
 
 Letters: T chunks, B columns (envs of the rank x stages x rollout epochs), C actions per chunk, A action dims, V values.
 """
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 import torch
 
@@ -14,35 +16,30 @@ Tensor = torch.Tensor
 
 
 class RowCache:
-    """Rows of pure functions of frozen weights (prefix KV), kept while a byte budget lasts, recomputed otherwise."""
+    """Values of pure functions of frozen weights (prefix KV) by row, kept while a byte budget lasts."""
 
     def __init__(self, num_rows: int, budget_bytes: int) -> None:
         self.num_rows, self.budget_bytes = num_rows, budget_bytes
-        self.num_bytes = 0
-        self._store: dict[str, Tensor] = {}
+        self._store: dict[str, Tensor] = {}  # [slots, ...], allocated by the first `put`
         self._held = torch.zeros(num_rows, dtype=torch.bool)
-        self._slot = torch.zeros(num_rows, dtype=torch.long)
-        self._used = 0
+        self._slot = torch.zeros(num_rows, dtype=torch.long)  # where in the store a held row lies
+        self._used = 0  # slots
 
     def put(self, rows: Tensor, values: dict[str, Tensor]) -> None:
         """Keep `values` [n, ...] for `rows`, as many as still fit."""
         if not self._store:
             row_bytes = sum(v[0].numel() * v.element_size() for v in values.values())
             capacity = min(self.num_rows, self.budget_bytes // max(row_bytes, 1))
-            if capacity == 0:
-                return
             self._store = {k: v.new_empty((capacity, *v.shape[1:])) for k, v in values.items()}
-            self.num_bytes = capacity * row_bytes
         capacity = len(next(iter(self._store.values())))
-        fits = min(len(rows), capacity - self._used)
-        if fits <= 0:
+        rows = rows[: capacity - self._used]
+        if len(rows) == 0:
             return
-        rows = rows[:fits]
-        slots = torch.arange(self._used, self._used + fits)
+        slots = torch.arange(self._used, self._used + len(rows))
         for key, value in values.items():
-            self._store[key][slots] = value[:fits]
+            self._store[key][slots] = value[: len(rows)]
         self._held[rows], self._slot[rows] = True, slots
-        self._used += fits
+        self._used += len(rows)
 
     def get(self, rows: Tensor) -> dict[str, Tensor] | None:
         """The rows' values, or None unless all of them are held."""
@@ -56,13 +53,13 @@ class RowCache:
         return self._held[rows]
 
     def clear(self) -> None:
-        """Forget everything; the memory is reused."""
+        """Drop all rows; the memory is used again."""
         self._held.zero_()
         self._used = 0
 
 
 class Arena:
-    """Preallocated [T, B, ...] storage, sized by the first outputs written to it."""
+    """Tensors [T, B, ...] of a training step; those of the policy's outputs are allocated by the first of them."""
 
     def __init__(self, num_chunks: int, columns: Columns, num_actions: int, *, cache_bytes: int = 0) -> None:
         T, B, C = num_chunks, len(columns), num_actions
@@ -79,7 +76,7 @@ class Arena:
         self.cache = RowCache(T * B, cache_bytes)
 
     def write_output(self, t: int, stage: int, epoch: int, out: PolicyOutput) -> None:
-        """Store what the policy did at chunk t."""
+        """Store the policy's output for chunk t of the envs of one stage and epoch."""
         if self.logprobs is None:
             self._allocate(out)
         assert self.logprobs is not None
@@ -93,12 +90,9 @@ class Arena:
             self.cache.put(torch.from_numpy(rows), out.cache)
 
     def write_result(self, t: int, stage: int, epoch: int, step: EnvStep) -> None:
-        """Store what the env answered to chunk t."""
-        self._put(self.rewards[t], stage, epoch, step.rewards)
-        self._put(self.terminated[t], stage, epoch, step.terminated)
-        self._put(self.truncated[t], stage, epoch, step.truncated)
-        self._put(self.valid[t], stage, epoch, step.valid)
-        self._put(self.lost[t], stage, epoch, step.lost)
+        """Store the env's rewards and flags of chunk t; values of final observations are 0 until they are written."""
+        for name in ("rewards", "terminated", "truncated", "valid", "lost"):
+            self._put(getattr(self, name)[t], stage, epoch, getattr(step, name))
         if self.final_values is not None:
             self.columns.part(self.final_values[t], stage, epoch).zero_()
 
@@ -116,21 +110,7 @@ class Arena:
     def trajectory(self) -> Trajectory:
         """Views of everything written; valid until the next rollout overwrites them."""
         assert self.logprobs is not None
-        return Trajectory(
-            rewards=self.rewards,
-            terminated=self.terminated,
-            truncated=self.truncated,
-            valid=self.valid,
-            lost=self.lost,
-            logprobs=self.logprobs,
-            values=self.values,
-            final_values=self.final_values,
-            replay=self.replay,
-        )
-
-    def num_bytes(self) -> int:
-        """Bytes held, the cache included."""
-        return (self.trajectory().num_bytes() if self.logprobs is not None else 0) + self.cache.num_bytes
+        return Trajectory(**{field.name: getattr(self, field.name) for field in fields(Trajectory)})
 
     def _put(self, x: Tensor, stage: int, epoch: int, value: Tensor) -> None:
         part = self.columns.part(x, stage, epoch)

@@ -3,30 +3,33 @@
     env      one simulated world, numbered 0 .. E-1 over all ranks and stages
     group    `group_size` neighbouring envs that start from the same reset id
     stage    a share of the envs that is simulated while the policy acts for the other stages
-    rank     one process of a component; it handles equally many envs in every stage
-    epoch    one of `rollout_epoch` rollouts of a training step
+    rank     one process of a component (env, rollout or actor); it handles equally many envs in every stage
+    epoch    one of the `rollout_epoch` rollouts of a training step
+    chunk    the actions of one call of the policy, numbered 0 .. T-1 in an epoch: the T of tensors [T, B, ...]
     column   one env in one epoch: the B of tensors [T, B, ...]
-    row      one chunk of one column, counted chunk by chunk: row = chunk x B + column
+    row      one chunk of one column, numbered chunk by chunk: row = chunk x B + column
     stratum  neighbouring columns of which every global batch takes equally many rows
 
-Twelve envs in groups of two, two stages, three ranks. Groups are dealt to the stages in turn, and a rank's envs are
-neighbours over all of its stages, so that the number of stages never moves an env to another rank:
+Twelve envs in groups of two, two stages, three ranks. Groups are dealt to the stages in turn, and the envs of a rank in
+all of its stages are neighbours, so that the number of stages never moves an env to another rank:
 
     env       0   1   2   3   4   5   6   7   8   9  10  11
     group     0---0   1---1   2---2   3---3   4---4   5---5
     stage     0   0   1   1   0   0   1   1   0   0   1   1
-    rank      0---------- 0   1-----------1   2-----------2
+    rank      0-----------0   1-----------1   2-----------2
 
-Columns are ordered by group, epoch and member of the group, whatever the ranks and stages. With two epochs, rank 0 of
-the drawing holds the columns 0 to 7, rank 1 the columns 8 to 15:
+Columns are ordered by group, then epoch, then member of the group, whatever the ranks and stages. With two epochs, rank
+0 of the drawing holds these eight columns, rank 1 the next eight; chunk 0 of them are the rows 0 to 7 of rank 0, chunk
+1 the rows 8 to 15:
 
     column    0   1   2   3   4   5   6   7
     env       0   1   0   1   2   3   2   3
     epoch     0   0   1   1   0   0   1   1
 
-Rows are shuffled within strata. There are as many strata as divide both the columns of all ranks and the global batch,
-and each rank holds whole strata, so a global batch is made of the same rows on any number of ranks. With 24 columns on
-three ranks and global batches of 12 rows there are 12 strata of 2 columns, and each batch has one row of each.
+An update shuffles rows within strata, of which there are gcd(columns of all ranks, global batch size); ranks divide
+both numbers, so that each holds whole strata, and a global batch has the same rows on any number of ranks. With the 24
+columns of three ranks and global batches of 12 rows there are 12 strata of 2 columns, and each batch has one row of
+every stratum.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ import numpy as np
 
 
 class Piece(NamedTuple):
-    """A run of neighbouring rows of one rank's batch."""
+    """The places [first, end) in the batch that one rank handles in a stage."""
 
     rank: int
     first: int
@@ -66,7 +69,7 @@ class EnvLayout:
         return [(place // group * self.stages + stage) * group + place % group for place in places]
 
     def routes(self, sources: int, targets: int) -> list[list[Piece]]:
-        """For each target rank, the pieces of the source ranks' batches of a stage that make up its own."""
+        """For each target rank, the pieces of the source ranks' batches that, one after another, are its own batch."""
         have, want = self.share(sources), self.share(targets)
         return [
             [
@@ -79,7 +82,7 @@ class EnvLayout:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one rank: [groups, stages, epochs, members] in this order."""
+    """The columns of one rank, in the order of an array [groups of a stage, stages, epochs, members of a group]."""
 
     num_envs: int  # of the rank in one stage
     stages: int = 1

@@ -1,4 +1,4 @@
-"""Random numbers keyed by what they are for, so that placement, stage and rank never change them."""
+"""Random numbers keyed by their purpose, so that placement, stage and rank never change them."""
 
 from __future__ import annotations
 

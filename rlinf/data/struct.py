@@ -1,4 +1,4 @@
-"""TensorStruct: frozen dataclasses of tensors; cat, stack, slice and moves are written once over their fields."""
+"""TensorStruct: frozen dataclasses of tensors; cat, slice and moves are written once over their fields."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class TensorStruct:
     All rows run along the first dimension of every tensor.
     """
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+    def to(self, device: torch.device | str) -> Self:
         """The same struct with every tensor on `device`."""
-        return self.map(lambda t: t.to(device, non_blocking=non_blocking))
+        return self.map(lambda t: t.to(device))
 
     def map(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         """The same struct with `fn` applied to every tensor; lists are kept."""
@@ -36,30 +36,23 @@ class TensorStruct:
         return replace(self, **{f.name: _take(getattr(self, f.name), index) for f in fields(self)})
 
     @classmethod
-    def cat(cls, parts: Sequence[Self]) -> Self:
-        """Parts one after another along the rows."""
+    def cat(cls, parts: Sequence[Self], dim: int = 0) -> Self:
+        """Parts one after another along dimension `dim` of every tensor; lists are appended."""
         if len(parts) == 1:
             return parts[0]
-        return replace(parts[0], **{f.name: _join([getattr(p, f.name) for p in parts], torch.cat) for f in fields(cls)})
+        return replace(parts[0], **{f.name: _cat([getattr(p, f.name) for p in parts], dim) for f in fields(cls)})
 
-    @classmethod
-    def stack(cls, parts: Sequence[Self]) -> Self:
-        """Parts along a new leading dimension; lists become lists of lists."""
-        return replace(
-            parts[0], **{f.name: _join([getattr(p, f.name) for p in parts], torch.stack) for f in fields(cls)}
-        )
 
-    def num_bytes(self) -> int:
-        """Bytes held by the tensors."""
-        total = 0
+def num_bytes(value: Any) -> int:
+    """Bytes of all tensors in a tensor, a struct or a dict; 0 for anything else."""
+    sizes: list[int] = []
 
-        def count(t: torch.Tensor) -> torch.Tensor:
-            nonlocal total
-            total += t.numel() * t.element_size()
-            return t
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
 
-        self.map(count)
-        return total
+    _map(value, count)
+    return sum(sizes)
 
 
 def _map(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -73,9 +66,7 @@ def _map(value: Any, fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _length(value: Any) -> int | None:
-    if isinstance(value, torch.Tensor):
-        return value.shape[0]
-    if isinstance(value, TensorStruct | list):
+    if isinstance(value, torch.Tensor | TensorStruct | list):
         return len(value)
     if isinstance(value, dict):
         return next((n for n in map(_length, value.values()) if n is not None), None)
@@ -97,18 +88,18 @@ def _take(value: Any, index: Any) -> Any:
     return value
 
 
-def _join(values: list[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+def _cat(values: list[Any], dim: int) -> Any:
     first = values[0]
     if any((v is None) != (first is None) for v in values):
         raise ValueError("cannot join None with a value: every part must have the field or none")
     if first is None:
         return None
     if isinstance(first, torch.Tensor):
-        return join(values)
+        return torch.cat(values, dim)
     if isinstance(first, TensorStruct):
-        return type(first).cat(values) if join is torch.cat else type(first).stack(values)
+        return type(first).cat(values, dim)
     if isinstance(first, dict):
-        return {k: _join([v[k] for v in values], join) for k in first}
-    if isinstance(first, list):
-        return [item for v in values for item in v] if join is torch.cat else list(values)
+        return {k: _cat([v[k] for v in values], dim) for k in first}
+    if isinstance(first, list | tuple):
+        return type(first)(item for v in values for item in v)
     raise TypeError(f"cannot join values of type {type(first).__name__}")

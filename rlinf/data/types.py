@@ -7,7 +7,7 @@ V values per chunk (1, or C for an action-level critic), K columns of the simula
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,9 +64,7 @@ class EnvStep(TensorStruct):
     rewards: Tensor  # f32 [B, C]
     terminated: Tensor  # bool [B, C]
     truncated: Tensor  # bool [B, C]
-    valid: (
-        Tensor  # bool [B, C]; False where nothing was simulated: a lost step, or an env that waits for the next reset
-    )
+    valid: Tensor  # bool [B, C]; False where nothing was simulated: a lost step, or an env that waits for a reset
     lost: Tensor  # bool [B]; True where a simulator died in this chunk: the whole partial episode is worthless
     final_obs: Observation | None = None  # rows in the order of final_rows
     final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
@@ -96,18 +94,11 @@ class EnvStep(TensorStruct):
         return replace(rows, final_obs=self.final_obs[keep], final_rows=self.final_rows[keep] - lo)
 
     @classmethod
-    def cat(cls, parts: Sequence[EnvStep]) -> EnvStep:
+    def cat(cls, parts: Sequence[EnvStep], dim: int = 0) -> EnvStep:
         """Parts one after another; finished episodes are renumbered."""
         if len(parts) == 1:
             return parts[0]
-        joined = cls(
-            obs=Observation.cat([p.obs for p in parts]),
-            rewards=torch.cat([p.rewards for p in parts]),
-            terminated=torch.cat([p.terminated for p in parts]),
-            truncated=torch.cat([p.truncated for p in parts]),
-            valid=torch.cat([p.valid for p in parts]),
-            lost=torch.cat([p.lost for p in parts]),
-        )
+        joined = super().cat([replace(part, final_obs=None, final_rows=None) for part in parts], dim)
         offset, finals, rows = 0, [], []
         for part in parts:
             if part.final_rows is not None and part.final_obs is not None:
@@ -123,15 +114,11 @@ class EnvStep(TensorStruct):
 class PolicyOutput(TensorStruct):
     """What `Policy.predict` returns. Only `actions` travel to the env; the rest stays with the rollout rank."""
 
-    actions: (
-        Tensor  # f32 [B, C, A] un-normalised, in the policy's own convention; the bridge converts for the simulator
-    )
+    actions: Tensor  # f32 [B, C, A] un-normalised, in the policy's own convention; envs/bridge.py converts them
     logprobs: Tensor  # f32 [B, C, A]
     values: Tensor | None  # f32 [B, V]
     replay: dict[str, Tensor]  # what evaluate() needs again
-    cache: dict[str, Tensor] | None = (
-        None  # pure functions of frozen weights (prefix KV): kept only while the budget lasts
-    )
+    cache: dict[str, Tensor] | None = None  # pure functions of frozen weights (prefix KV), kept while memory lasts
 
 
 @dataclass(frozen=True)
@@ -145,7 +132,7 @@ class PolicyEval(TensorStruct):
 
 @dataclass(frozen=True)
 class Trajectory(TensorStruct):
-    """One iteration's experience of a rollout rank; columns are laid out as data/arena.py's Columns says."""
+    """One training step's experience of a rollout rank; data/layout.py says which column is which env and epoch."""
 
     rewards: Tensor  # f32 [T, B, C]
     terminated: Tensor  # bool [T, B, C]
@@ -158,28 +145,13 @@ class Trajectory(TensorStruct):
     replay: dict[str, Tensor]  # [T, B, ...]
 
     def columns(self, columns: slice) -> Trajectory:
-        """Some columns of it, in place."""
+        """Views of some columns."""
         return self.map(lambda x: x[:, columns])
-
-    @classmethod
-    def cat_envs(cls, parts: Sequence[Trajectory]) -> Trajectory:
-        """Trajectories of several rollout ranks side by side along B."""
-        if len(parts) == 1:
-            return parts[0]
-
-        def join(values: list[Any]) -> Any:
-            if values[0] is None:
-                return None
-            if isinstance(values[0], dict):
-                return {k: join([v[k] for v in values]) for k in values[0]}
-            return torch.cat(values, dim=1)
-
-        return cls(**{f.name: join([getattr(p, f.name) for p in parts]) for f in fields(cls)})
 
 
 @dataclass(frozen=True)
 class ArenaRows:
-    """Experience that its reader finds in the arena of a rollout rank in the same process: nothing travels."""
+    """A reference to experience that its reader finds in the arena of a rollout rank of the same process."""
 
     rank: int
     columns: slice

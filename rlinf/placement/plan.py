@@ -1,4 +1,4 @@
-"""Plan: which worker lives in which process on which node and accelerators, and who talks to whom. Torch-free."""
+"""Plan: which worker runs in which process, node and accelerators, and which processes exchange tensors. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlinf.placement.grammar import COMPONENTS, Slot
 Mode = Literal["train", "eval"]
 
 
-class Resident(NamedTuple):
-    """One worker of a process."""
+class WorkerId(NamedTuple):
+    """One worker of a run."""
 
     role: str
     rank: int
@@ -25,19 +25,19 @@ class ProcessSlot:
     """One process and the workers that live in it."""
 
     slot: Slot
-    workers: tuple[Resident, ...]
+    workers: tuple[WorkerId, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about where and how many; decided before anything starts."""
+    """Where every worker runs and which envs it handles; decided before anything starts."""
 
     env: tuple[Slot, ...]  # one per process rank
     rollout: tuple[Slot, ...]
     actor: tuple[Slot, ...]
     train_envs: EnvLayout
     eval_envs: EnvLayout
-    offload: frozenset[str] = frozenset()  # components that leave their accelerators while others work
+    offload: frozenset[str] = frozenset()  # components that free their accelerators while others work
     one_process: bool = True  # every worker is a thread of the running process; else Ray starts the processes
 
     def slots(self, component: str) -> tuple[Slot, ...]:
@@ -47,17 +47,17 @@ class Plan:
     @cached_property
     def processes(self) -> tuple[ProcessSlot, ...]:
         """Every process, by index: workers of equal rank in the same place share theirs."""
-        workers = [(slot, Resident(c, r)) for c in COMPONENTS for r, slot in enumerate(self.slots(c))]
+        workers = [(slot, WorkerId(c, r)) for c in COMPONENTS for r, slot in enumerate(self.slots(c))]
         if self.one_process:
             return (ProcessSlot(self.actor[0], tuple(w for _, w in workers)),)
-        found: dict[tuple[Slot, int], list[Resident]] = {}
+        found: dict[tuple[Slot, int], list[WorkerId]] = {}
         for slot, worker in workers:
             found.setdefault((slot, worker.rank), []).append(worker)
         return tuple(ProcessSlot(slot, tuple(members)) for (slot, _), members in found.items())
 
     def process_of(self, role: str, rank: int) -> int:
-        """The index of the process a worker lives in."""
-        return next(i for i, p in enumerate(self.processes) if Resident(role, rank) in p.workers)
+        """The index of the process a worker runs in."""
+        return next(i for i, p in enumerate(self.processes) if WorkerId(role, rank) in p.workers)
 
     @cached_property
     def rollout_copies(self) -> tuple[int, ...]:
@@ -67,26 +67,26 @@ class Plan:
 
     @cached_property
     def keeps_prefixes(self) -> bool:
-        """Whether updates use what rollouts computed of frozen weights: all actors read their own process's, or none.
+        """Whether updates use prefixes that rollouts computed with frozen weights: each actor from its own process.
 
-        One that did while another did not would wait for it in a collective.
+        All actors do or none: one that skips a computation would leave another waiting for it in a collective.
         """
         return len(self.rollout) == len(self.actor) and not self.rollout_copies
 
     @cached_property
-    def teams(self) -> dict[str, tuple[int, ...]]:
-        """Processes that talk directly: the actors, and actor 0 with every rollout it sends weights to."""
+    def process_groups(self) -> dict[str, tuple[int, ...]]:
+        """Processes that exchange tensors directly: the actors, and actor 0 with every rollout it sends weights to."""
         actors = tuple(self.process_of("actor", rank) for rank in range(len(self.actor)))
         copies = tuple(self.process_of("rollout", rank) for rank in self.rollout_copies)
         return {"actor": actors, "sync": (actors[0], *copies)}
 
     def overlaps(self, a: str, b: str) -> bool:
-        """Whether the components meet on some accelerator (on some node where there are none)."""
+        """Whether the components share an accelerator, or a node without any."""
         return bool(_places(self.slots(a)) & _places(self.slots(b)))
 
     @property
     def mode(self) -> Literal["shared", "hybrid", "separate"]:
-        """All components on the same accelerators, on pairwise different ones, or something between."""
+        """shared: all components on the same accelerators; separate: no two on the same; hybrid: anything else."""
         places = [_places(self.slots(c)) for c in COMPONENTS]
         if places[0] == places[1] == places[2]:
             return "shared"

@@ -1,10 +1,9 @@
-"""Groups of workers and the futures that pass between them; the only place that chooses a backend."""
+"""Groups of workers and the futures that pass between them: what local.py and ray/cluster.py both offer."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,17 +14,11 @@ from rlinf.data.struct import TensorStruct
 from rlinf.errors import UserError
 from rlinf.placement.plan import Plan
 
-
-@dataclass(frozen=True)
-class Routed:
-    """One batch spread over the ranks of a group, and how the next group's ranks cut it."""
-
-    futures: Sequence[Any]  # one per source rank
-    routes: Sequence[Sequence[Piece]]  # one per destination rank
+Route = Sequence[Piece]  # the pieces of several ranks' batches that, one after another, are a rank's own batch
 
 
 class Group(Protocol):
-    """All ranks of one worker class. Arguments may be futures or lists of futures; a call returns at once."""
+    """All ranks of one worker class. A call returns futures at once; its positional arguments may be futures."""
 
     def __len__(self) -> int: ...
 
@@ -35,14 +28,15 @@ class Group(Protocol):
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Every rank with the same arguments; a future per rank."""
 
-    def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Any]:
-        """Each rank with its own rows of an upstream batch."""
+    def map(self, method: str, futures: Sequence[Any], routes: Sequence[Route], **kwargs: Any) -> list[Any]:
+        """Each rank with its own rows of a batch that the ranks of another group make; `routes` has one per rank."""
 
 
 class Cluster(Protocol):
     """Where workers live. Each worker is a FIFO queue: calls issued earlier run earlier, so nothing can deadlock."""
 
-    def launch(self, worker_cls: type, role: str) -> Group: ...
+    def launch(self, worker_cls: type, role: str) -> Group:
+        """Construct every rank of `role` in its process and set it up."""
 
     def get(self, futures: Sequence[Any]) -> list[Any]:
         """Values of futures, in order; the first failure is raised here."""
@@ -50,20 +44,21 @@ class Cluster(Protocol):
     def drain_bytes(self) -> int:
         """Bytes that workers passed to workers of other processes since the last call."""
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Close every worker and end every process."""
 
 
-def merge(pieces: Sequence[Any], cuts: Sequence[tuple[int, int]]) -> Any:
-    """The rows [lo, hi) of each piece, one after another; a single whole piece is passed on untouched."""
-    if len(pieces) == 1 and cuts[0] == (0, len(pieces[0])):
-        return pieces[0]
-    parts = [piece[lo:hi] for piece, (lo, hi) in zip(pieces, cuts, strict=True)]
+def merge(values: Sequence[Any], route: Route) -> Any:
+    """The rows of each value that its piece of the route names, one after another; a single whole one is not copied."""
+    if len(values) == 1 and route[0][1:] == (0, len(values[0])):
+        return values[0]
+    parts = [value[first:end] for value, (_, first, end) in zip(values, route, strict=True)]
     if isinstance(parts[0], TensorStruct):
         return type(parts[0]).cat(parts)
     return torch.cat(parts)
 
 
-def check_backend(cfg: Config, plan: Plan) -> None:
+def check_backend(plan: Plan) -> None:
     """Refuse a plan whose backend is not installed."""
     if not plan.one_process and importlib.util.find_spec("ray") is None:
         raise UserError(
@@ -75,7 +70,7 @@ def check_backend(cfg: Config, plan: Plan) -> None:
 
 def make_cluster(cfg: Config, plan: Plan) -> Cluster:
     """One process where that is enough, else Ray."""
-    check_backend(cfg, plan)
+    check_backend(plan)
     if plan.one_process:
         from rlinf.runtime.local import LocalCluster
 

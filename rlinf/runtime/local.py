@@ -10,48 +10,46 @@ from typing import Any
 import torch
 
 from rlinf.config.schema import Config
-from rlinf.data.layout import Piece
 from rlinf.placement.plan import Plan
-from rlinf.runtime.cluster import Routed, merge
+from rlinf.runtime.cluster import Route, merge
 from rlinf.runtime.process_group import disconnect
 from rlinf.runtime.worker import Process, Worker, limit_threads
 
-SWITCH_S = 0.0005  # a worker that computes in Python lets the next one on after this; Python's own 5 ms leave GPUs idle
+SWITCH_S = 0.0005  # a thread that computes in Python yields to others this often; Python's own 5 ms leave GPUs idle
 
 
 class LocalGroup:
     """The ranks of one worker class, a thread each."""
 
     def __init__(self, workers: Sequence[Worker], role: str) -> None:
-        self._ranks = [
-            (w, ThreadPoolExecutor(1, f"{role}-{w.rank}", initializer=_use, initargs=(w.process.device,)))
-            for w in workers
+        self.workers = workers  # by rank
+        self._threads = [
+            ThreadPoolExecutor(1, f"{role}-{w.rank}", initializer=_use_device, initargs=(w.device,)) for w in workers
         ]
 
     def __len__(self) -> int:
-        return len(self._ranks)
+        return len(self.workers)
 
     def one(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Future:
-        worker, pool = self._ranks[rank]
-        return pool.submit(lambda: worker.invoke(method, *map(_resolve, args), **kwargs))
+        worker = self.workers[rank]
+        return self._threads[rank].submit(lambda: worker.invoke(method, *map(_value, args), **kwargs))
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
         return [self.one(rank, method, *args, **kwargs) for rank in range(len(self))]
 
-    def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
-        def run(worker: Worker, route: Sequence[Piece]) -> Any:
-            pieces = [routed.futures[source].result() for source, _, _ in route]
-            return worker.invoke(method, merge(pieces, [(lo, hi) for _, lo, hi in route]), **kwargs)
+    def map(self, method: str, futures: Sequence[Future], routes: Sequence[Route], **kwargs: Any) -> list[Future]:
+        def run(worker: Worker, route: Route) -> Any:
+            values = [futures[piece.rank].result() for piece in route]
+            return worker.invoke(method, merge(values, route), **kwargs)
 
-        return [
-            pool.submit(run, worker, route) for (worker, pool), route in zip(self._ranks, routed.routes, strict=True)
-        ]
+        ranks = zip(self._threads, self.workers, routes, strict=True)
+        return [thread.submit(run, worker, route) for thread, worker, route in ranks]
 
     def close(self) -> None:
-        """Let every worker give back what it holds, then stop its thread; calls not yet begun are dropped."""
-        for _, pool in self._ranks:
-            pool.shutdown(wait=True, cancel_futures=True)
-        for worker, _ in self._ranks:
+        """Drop calls that have not begun, stop the threads, and let every worker free what it holds."""
+        for thread in self._threads:
+            thread.shutdown(wait=True, cancel_futures=True)
+        for worker in self.workers:
             worker.close()
 
 
@@ -66,9 +64,9 @@ class LocalCluster:
         self._groups: list[LocalGroup] = []
 
     def launch(self, worker_cls: type[Worker], role: str) -> LocalGroup:
-        """Make every rank of `role` and set it up."""
-        slots = {"env": self.plan.env, "rollout": self.plan.rollout, "actor": self.plan.actor}[role]
-        group = LocalGroup([worker_cls(self.cfg, self.plan, r, self.process) for r in range(len(slots))], role)
+        """Construct every rank of `role` and set it up."""
+        ranks = range(len(self.plan.slots(role)))
+        group = LocalGroup([worker_cls(self.cfg, self.plan, rank, self.process) for rank in ranks], role)
         self._groups.append(group)
         self.get(group.call("setup"))
         return group
@@ -83,7 +81,7 @@ class LocalCluster:
         for group in reversed(self._groups):
             group.close()
         self._groups.clear()
-        disconnect()  # one rank may have made a group of its own
+        disconnect()  # sharding may have made a group of one
 
 
 def _device(cfg: Config, plan: Plan) -> torch.device:
@@ -93,15 +91,11 @@ def _device(cfg: Config, plan: Plan) -> torch.device:
     return torch.device("cuda", next(iter(plan.actor[0].devices), 0))
 
 
-def _use(device: torch.device) -> None:
-    """Kernels, streams and recordings of this thread go to the worker's own accelerator."""
+def _use_device(device: torch.device) -> None:
+    """Send the kernels, streams and recordings of this thread to the worker's accelerator."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-def _resolve(value: Any) -> Any:
-    if isinstance(value, Future):
-        return value.result()
-    if isinstance(value, list):
-        return [_resolve(v) for v in value]
-    return value
+def _value(arg: Any) -> Any:
+    return arg.result() if isinstance(arg, Future) else arg

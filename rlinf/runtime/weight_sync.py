@@ -1,26 +1,24 @@
 """Weights from the actor to the rollout processes that hold copies of their own.
 
-A sync agrees on its version, sends the trainable parameters in flat buckets, straight into the copies, and compares
-checksums of a sample of every tensor, frozen ones included. Whatever does not fit (a version skipped or repeated, other
-frozen weights, an actor that has loaded a checkpoint) makes it a full sync, which sends all parameters and buffers; if
-that does not help either, the run ends with the parameter's name. All members decide from the same gathered facts, so
-that they go on, repeat or fail together.
+A sync sends the trainable parameters in flat buckets, straight into the copies, and then compares checksums of a sample
+of every tensor, frozen ones and buffers included. If some copy differs all the same (it was built from other frozen
+weights, or damaged), everything is sent and compared once more; if that does not help, the run ends with the tensor's
+name. A sync overwrites every trainable number, so a copy that missed one is made whole by the next. All members decide
+from the same gathered facts, so that they go on, repeat or fail together.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
 from itertools import zip_longest
-from typing import NamedTuple
 
 import torch
 
-from rlinf.data.byte_spans import Span, as_bytes, buckets
+from rlinf.data.buckets import as_bytes, buckets
 from rlinf.errors import UserError
 from rlinf.models.policy import Policy
-from rlinf.runtime.process_group import Team
+from rlinf.runtime.process_group import ProcessGroup
 
 Tensor = torch.Tensor
 BUCKET_BYTES = 64 << 20
@@ -28,57 +26,61 @@ SAMPLED = 1024  # numbers of a tensor that enter its checksum, at equal distance
 _LOG = logging.getLogger(__name__)
 
 
-class _Hello(NamedTuple):
-    """What a member says of itself before anything travels."""
-
-    version: int  # the sender: of the weights it offers; a receiver: of those it holds
-    restarted: bool
-    layout: int  # checksum of names, shapes and dtypes
-
-
 class _Member:
-    """The protocol, which the sender (member 0 of the team) and the receivers follow in step."""
+    """What the sender (rank 0 of the group) and the receivers do in step with each other."""
 
-    def __init__(self, policy: Policy, team: Team) -> None:
-        self.policy, self.team = policy, team
-        self.version = 0  # of the last sync
+    def __init__(self, policy: Policy, group: ProcessGroup) -> None:
+        self.policy, self.group = policy, group
 
-    def _sync(self, version: int, *, restarted: bool) -> int:
-        """One sync; bytes of parameters that travelled."""
-        offer, reasons = self._meet(version, restarted)
-        self._warn(offer, reasons)
-        moved = self._transfer(full=bool(reasons))
-        fault = self._compare()
-        if fault and not reasons:
-            self._warn(offer, [fault])
-            moved += self._transfer(full=True)
-            fault = self._compare()
-        if fault:
-            raise RuntimeError(f"weight sync {offer}: {fault}, although everything has been sent")
-        self.version = offer
-        return moved
+    def _sync(self, *, full: bool) -> int:
+        """One sync; `full`, which the sender decides, sends all parameters and buffers. Returns the bytes sent."""
+        full = self._agree_on_full(full=full)
+        sent = self._transfer(full=full)
+        difference = self._compare()
+        if difference and not full:
+            if self.group.rank == 0:
+                _LOG.warning("weight sync: %s; everything is sent", difference)
+            sent += self._transfer(full=True)
+            difference = self._compare()
+        if difference:
+            raise RuntimeError(f"weight sync: {difference}, although everything has been sent")
+        return sent
 
-    def _meet(self, version: int, restarted: bool) -> tuple[int, list[str]]:
-        """The version on offer, and why all of the weights must be sent, if they must."""
+    def _agree_on_full(self, *, full: bool) -> bool:
+        """Whether the sender wants a full sync; refuses copies whose tensors differ in name, shape or dtype."""
         trained = {name for name, _ in self.policy.trainable_parameters()}
         layout = [f"{n} {list(t.shape)} {t.dtype}{' trained' * (n in trained)}" for n, t in self._tensors().items()]
-        hellos = self.team.gather(_Hello(version, restarted, zlib.crc32("\n".join(layout).encode())))
-        if len({hello.layout for hello in hellos}) > 1:
-            raise UserError(_difference(self.team.gather(layout)))
-        offer = hellos[0].version
-        reasons = ["the actor has loaded a checkpoint"] if hellos[0].restarted else []
-        for copy, hello in enumerate(hellos[1:]):
-            if hello.version != offer - 1:
-                reasons.append(f"rollout copy {copy} refuses it, for it holds version {hello.version}")
-        return offer, reasons
+        (ours, full), *copies = self.group.gather((layout, full))
+        for copy, (theirs, _) in enumerate(copies):
+            for tensor, other in zip_longest(ours, theirs, fillvalue="nothing"):
+                if tensor != other:
+                    raise UserError(
+                        f"weight sync: the actor's policy has {tensor} where that of rollout copy {copy} has {other}; "
+                        "every process must run the same code with the same config"
+                    )
+        return full
 
     def _transfer(self, *, full: bool) -> int:
-        """Send or take the tensors of a sync; their bytes."""
-        raise NotImplementedError
+        """Send or receive the tensors of a sync through one flat buffer; returns their bytes."""
+        memory = [as_bytes(tensor) for tensor in self._tensors(full=full).values()]
+        lengths = [len(part) for part in memory]
+        buffer = torch.empty(min(BUCKET_BYTES, sum(lengths)), dtype=torch.uint8, device=self.group.device)
+        for spans in buckets(lengths, len(buffer)):
+            sizes = [span.size for span in spans]
+            parts = [memory[span.item][span.first : span.last] for span in spans]
+            pairs = list(zip(parts, buffer[: sum(sizes)].split(sizes), strict=True))
+            if self.group.rank == 0:
+                for part, place in pairs:
+                    place.copy_(part)
+            self.group.broadcast(buffer[: sum(sizes)])
+            if self.group.rank > 0:
+                for part, place in pairs:
+                    part.copy_(place)
+        return sum(lengths)
 
     def _compare(self) -> str | None:
         """What differs between the actor's weights and a copy, if anything does."""
-        ours, *copies = self.team.gather({name: checksum(tensor) for name, tensor in self._tensors().items()})
+        ours, *copies = self.group.gather({name: checksum(tensor) for name, tensor in self._tensors().items()})
         for copy, theirs in enumerate(copies):
             for name, value in ours.items():
                 if theirs[name] != value:
@@ -86,43 +88,24 @@ class _Member:
         return None
 
     def _tensors(self, *, full: bool = True) -> dict[str, Tensor]:
-        """What travels in a full sync (all parameters and buffers) or in any other, in the same order everywhere."""
+        """All parameters and buffers, or those that train; in the same order everywhere."""
         if full:
             return dict(self.policy.named_parameters()) | dict(self.policy.named_buffers())
         return dict(self.policy.trainable_parameters())
 
-    def _warn(self, version: int, reasons: list[str]) -> None:
-        """Say, once, why a sync takes longer than others."""
-        for reason in reasons if self.team.rank == 0 else ():
-            _LOG.warning("weight sync %d: %s; everything is sent", version, reason)
-
 
 class Sender(_Member):
-    """The actor: its weights are the truth."""
+    """The actor's side: copies become equal to its weights."""
 
-    _restarted = False
-
-    def restart(self) -> None:
-        """The policy has loaded other weights: the next sync is a full one."""
-        self._restarted = True
+    has_loaded = False  # other weights since the last sync, frozen ones perhaps included: the next one sends everything
 
     def send(self) -> int:
         """Bring every copy up to date; returns the bytes of parameters sent, 0 where nobody holds a copy."""
-        if self.team.size == 1:
+        if self.group.size == 1:
             return 0
-        moved = self._sync(self.version + 1, restarted=self._restarted)
-        self._restarted = False
-        return moved
-
-    def _transfer(self, *, full: bool) -> int:
-        tensors = list(self._tensors(full=full).values())
-
-        def fill(bucket: list[tuple[Span, Tensor]], buffer: Tensor) -> None:
-            for span, part in bucket:
-                part.copy_(as_bytes(tensors[span.item])[span.first : span.last])
-            self.team.broadcast(buffer)
-
-        return _in_buckets(tensors, self.team.device, fill)
+        sent = self._sync(full=self.has_loaded)
+        self.has_loaded = False
+        return sent
 
 
 class Receiver(_Member):
@@ -130,46 +113,12 @@ class Receiver(_Member):
 
     def receive(self) -> None:
         """Take part in one sync."""
-        self._sync(self.version, restarted=False)
-
-    def _transfer(self, *, full: bool) -> int:
-        tensors = list(self._tensors(full=full).values())
-
-        def read(bucket: list[tuple[Span, Tensor]], buffer: Tensor) -> None:
-            self.team.broadcast(buffer)
-            for span, part in bucket:
-                as_bytes(tensors[span.item])[span.first : span.last].copy_(part)
-
-        return _in_buckets(tensors, self.team.device, read)
+        self._sync(full=False)
 
 
 def checksum(tensor: Tensor) -> int:
-    """Of a sample of the tensor's numbers, bit by bit; the same on every device."""
+    """CRC-32 of a sample of the tensor's numbers, bit by bit; the same on every device."""
     flat = tensor.detach().reshape(-1)
+    # A copy: memory that numpy refers to could never be offloaded again.
     sample = flat[:: max(1, flat.numel() // SAMPLED)].clone(memory_format=torch.contiguous_format)
-    return zlib.crc32(sample.view(torch.uint8).cpu().numpy().tobytes())  # of a copy: what numpy has seen cannot offload
-
-
-def _in_buckets(
-    tensors: list[Tensor], device: torch.device, visit: Callable[[list[tuple[Span, Tensor]], Tensor], None]
-) -> int:
-    """Call `visit` for every bucket with its spans, each with its part of a flat buffer; returns all bytes."""
-    lengths = [tensor.nbytes for tensor in tensors]
-    size = min(BUCKET_BYTES, sum(lengths))
-    buffer = torch.empty(size, dtype=torch.uint8, device=device)  # [size]
-    for spans in buckets(lengths, size):
-        used = sum(span.size for span in spans)
-        visit(list(zip(spans, buffer[:used].split([span.size for span in spans]), strict=True)), buffer[:used])
-    return sum(lengths)
-
-
-def _difference(layouts: list[list[str]]) -> str:
-    """Where a copy's tensors differ from the actor's in name, shape or dtype."""
-    for copy, theirs in enumerate(layouts[1:]):
-        for ours, other in zip_longest(layouts[0], theirs, fillvalue="nothing"):
-            if ours != other:
-                return (
-                    f"weight sync: the actor's policy has {ours} where that of rollout copy {copy} has {other}; "
-                    "every process must run the same code with the same config"
-                )
-    raise AssertionError("the layouts are equal")
+    return zlib.crc32(sample.view(torch.uint8).cpu().numpy().tobytes())

@@ -11,7 +11,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.placement.plan import Plan
-from rlinf.runtime.process_group import Team
+from rlinf.runtime.process_group import ProcessGroup
 
 
 def limit_threads(cfg: Config) -> None:
@@ -21,24 +21,28 @@ def limit_threads(cfg: Config) -> None:
 
 
 class Process:
-    """The process a worker lives in. Workers that share it share objects by name, parameters above all."""
+    """The process a worker runs in: its device, its process groups, and objects that its workers share by name."""
 
-    def __init__(self, device: torch.device, teams: Mapping[str, Team] | None = None) -> None:
+    def __init__(self, device: torch.device, groups: Mapping[str, ProcessGroup] | None = None) -> None:
         self.device = device
-        self._teams = dict(teams or {})
+        self._groups = dict(groups or {})
         self._shared: dict[str, Any] = {}
-        self._lock = threading.RLock()  # ranks of a group are set up at once, and must not make two policies
+        self._lock = threading.RLock()  # ranks are set up at the same time, and must not make two policies
 
-    def team(self, name: str) -> Team:
-        """The processes this one talks to under `name`, or a team of one."""
-        return self._teams.get(name, Team())
+    def group(self, name: str) -> ProcessGroup:
+        """The processes that exchange tensors with this one under `name`, or a group of one."""
+        return self._groups.get(name, ProcessGroup())
 
-    def share(self, name: str, make: Callable[[], Any]) -> Any:
-        """The object `name` of this process, made by whoever asks first."""
+    def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        """The object `name` that all workers of this process share; the first that asks makes it."""
         with self._lock:
             if name not in self._shared:
                 self._shared[name] = make()
             return self._shared[name]
+
+    def find(self, name: str) -> Any:
+        """A shared object that some worker of this process has made."""
+        return self._shared[name]
 
 
 class Worker:
@@ -63,7 +67,7 @@ class Worker:
         return seconds
 
     def setup(self) -> None:
-        """Heavy work: load weights, start simulators. Called once, after every worker exists."""
+        """Heavy work: load weights, start simulators. Called once, after every worker of the role exists."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free what this worker holds outside of Python's memory: simulator processes, files."""

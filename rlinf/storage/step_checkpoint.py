@@ -1,10 +1,10 @@
-"""Checkpoints that are either complete or absent: written under a temporary name, hashed, renamed.
+"""Checkpoints of a training step, complete or absent.
 
 <root>/global_step_N/
-  actor/model/...            the policy in HF layout: `rlinf eval` and other tools open it as it is
-  actor/optimizer.safetensors   or a part for every rank: optimizer_files.py
-  runner.json                step, env states, counters
-  manifest.json              sha256 of every file; written last, before the folder gets its name
+  actor/model/...               the policy in HF layout: `rlinf eval` and other tools open it as it is
+  actor/optimizer.safetensors   or a part for every rank: training/optimizer_files.py
+  runner.json                   step and env states
+  manifest.json                 SHA-256 of every other file
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
+from rlinf.storage.atomic_folder import TEMPORARY, atomic_folder
 
 NAME = re.compile(r"global_step_(\d+)$")
 
@@ -56,30 +57,24 @@ class Manifest:
         return manifest
 
 
-def save_checkpoint(
-    root: Path, step: int, write: Callable[[Path], None], *, config_hash: str, versions: dict[str, str], keep: int = 0
-) -> Path:
-    """Let `write(folder)` fill a temporary folder, seal it with a manifest and rename it to global_step_<step>."""
-    root.mkdir(parents=True, exist_ok=True)
-    final, temporary = root / f"global_step_{step}", root / f".tmp-global_step_{step}"
-    for leftover in root.glob(".tmp-global_step_*"):
+@contextmanager
+def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) -> Iterator[Path]:
+    """The folder global_step_<step> for the block to fill; a manifest is added at its end.
+
+    Then all but the last `keep` checkpoints are deleted; 0 deletes none.
+    """
+    final = root / f"global_step_{step}"
+    for leftover in root.glob(f"{TEMPORARY}global_step_*"):
         shutil.rmtree(leftover)
-    temporary.mkdir()
-    write(temporary)
-    files = {str(p.relative_to(temporary)): sha256(p) for p in sorted(temporary.rglob("*")) if p.is_file()}
-    manifest = Manifest(step=step, files=files, config_hash=config_hash, versions=versions)
-    (temporary / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
-    for path in [*temporary.rglob("*"), temporary]:
-        _fsync(path)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(temporary, final)
-    _fsync(root)
+    with atomic_folder(final, what=f"checkpoint {final}") as folder:
+        yield folder
+        files = {str(p.relative_to(folder)): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+        manifest = Manifest(step=step, files=files, config_hash=config_hash, versions=versions())
+        (folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
     if keep > 0:
-        so_far = [p for p in _numbered(root) if step_of(p.name) <= step]  # later ones are an earlier run's
+        so_far = [p for p in _numbered(root) if step_of(p.name) <= step]  # later ones belong to an earlier run
         for old in so_far[:-keep]:
             shutil.rmtree(old)
-    return final
 
 
 def find_resume(root: Path, resume_dir: str, warn: Callable[[str], None]) -> Path | None:
@@ -125,33 +120,24 @@ def step_of(ckpt_path: str | None) -> int:
 
 
 def config_hash(cfg: Any) -> str:
-    """Identifies a config by its values."""
+    """A short digest of a config's values."""
     return hashlib.sha256(json.dumps(asdict(cfg), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:
-    """What the numbers of this run depend on."""
+    """Versions of the packages that the numbers of this run depend on."""
     names = ("rlinf", "torch", "numpy", "mujoco", "metaworld")
     found = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
     return {"python": platform.python_version()} | {n: found[n] for n in names if n in found}
 
 
 def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    """The SHA-256 digest of a file, in hexadecimal."""
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _numbered(root: Path) -> list[Path]:
+    """The checkpoint folders below `root`, by step."""
     found = [(int(m.group(1)), p) for p in root.glob("global_step_*") if (m := NAME.search(p.name))]
     return [p for _, p in sorted(found)]
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""AdamW with a group of its own for the value head, its schedule, and its state as named tensors."""
+"""AdamW with a learning rate of its own for the value head, its schedule, and its state as named tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ VALUE_HEAD = "value_head"  # parameters whose name contains this learn at value_
 class MasterAdamW(torch.optim.AdamW):
     """AdamW that steps low-precision parameters through fp32 copies, in which small updates are not rounded away.
 
-    A copy stands in its group in the parameter's place. It takes over the parameter's gradient after every backward
+    A copy stands in its group in the parameter's place. The parameter's gradient is moved to it after every backward
     pass, so that micro batches add up, are clipped and stepped in fp32; the parameter is rounded from it after a step.
-    Other parameters are stepped as they are; those listed in `masters` are copies already (the shards of low-precision
-    weights), kept in checkpoints as such. One optimiser at a time can serve a policy.
+    Other parameters are stepped as they are; those listed in `masters` are fp32 copies already (the shards of
+    low-precision weights) and are named so in checkpoints. One optimiser at a time can serve a policy.
     """
 
     def __init__(self, groups: list[dict[str, Any]], masters: Iterable[Tensor] = (), **options: Any) -> None:
@@ -43,11 +43,12 @@ class MasterAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take the copies anew from the parameters, after these were loaded."""
+        """Copy the parameters into their fp32 copies, after they were loaded."""
         for parameter, master in self.pairs:
             master.copy_(parameter)
 
     def _master(self, parameter: nn.Parameter) -> Tensor:
+        """The tensor to step in the parameter's place: itself, or a new fp32 copy."""
         if parameter.dtype not in (torch.bfloat16, torch.float16):
             return parameter
         master = parameter.detach().float()
@@ -88,8 +89,13 @@ def lr_scale(cfg: OptimConfig, step: int, total_steps: int) -> float:
         return 1.0
     length = cfg.total_training_steps or total_steps
     progress = min((step - warmup) / max(length - warmup, 1), 1.0)
-    cosine = 0.5 * (1.0 + math.cos(math.pi * 2.0 * cfg.num_cycles * progress))
+    cosine = half_cosine(math.pi * 2.0 * cfg.num_cycles * progress)
     return cfg.min_lr_rate + (1.0 - cfg.min_lr_rate) * max(cosine, 0.0)
+
+
+def half_cosine(angle: float) -> float:
+    """From 1 at angle 0 down to 0 at angle π: the shape of every cosine schedule."""
+    return 0.5 * (1.0 + math.cos(angle))
 
 
 def set_lr(optimizer: torch.optim.Optimizer, scale: float) -> None:
@@ -109,7 +115,7 @@ def optimizer_tensors(optimizer: MasterAdamW) -> dict[str, Tensor]:
 
 
 def load_optimizer_tensors(optimizer: MasterAdamW, tensors: dict[str, Tensor]) -> None:
-    """Put `optimizer_tensors` back, once the weights are in place; every tensor must belong to a parameter."""
+    """Restore what `optimizer_tensors` gave, after the weights; every tensor must belong to a parameter."""
     params = dict(named_tensors(optimizer))
     optimizer.refresh()
     for key, value in tensors.items():

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rlinf.errors import UserError
-from rlinf.models.files.tensor_files import read_headers
 
 Tensor = torch.Tensor
 SINGLE = "optimizer.safetensors"
-_SHARD = re.compile(r"optimizer-(\d{5})-of-(\d{5})\.safetensors$")
+_PART = re.compile(r"optimizer-\d{5}-of-(\d{5})\.safetensors$")
 _ROWS = "rows"  # header entry: JSON of parameter -> [first row, rows of the whole]
 
 
@@ -44,86 +42,78 @@ def save_state(folder: Path, tensors: dict[str, Tensor], rows: Mapping[str, Rows
         tensors = {key: tensor for key, tensor in tensors.items() if _parameter(key) in rows}
     names = set(map(_parameter, tensors))
     places = {name: [place.first, place.total] for name, place in rows.items() if name in names}
-    file = folder / f"optimizer-{part + 1:05d}-of-{parts:05d}.safetensors"
-    save_file(tensors, file, metadata={_ROWS: json.dumps(places)})
+    save_file(tensors, folder / _part_name(part, parts), metadata={_ROWS: json.dumps(places)})
 
 
 def load_state(folder: Path, rows: Mapping[str, Rows]) -> dict[str, Tensor]:
     """Every tensor of the checkpoint, cut to the rows wanted of its parameter; none of a parameter without rows."""
     out: dict[str, Tensor] = {}
-    with ExitStack() as files:
-        for key, pieces in _pieces(folder, files).items():
-            want = rows.get(_parameter(key))
-            if want is None or (want.end > want.first and not pieces[0].shape):
-                out[key] = _joined(key, pieces, 0, pieces[0].total)
-            elif want.end > want.first:
-                if want.total != pieces[0].total:
-                    raise UserError(
-                        f"{folder}: the optimiser's {key} has {pieces[0].total} rows, the parameter {want.total}; "
-                        "resume with the run's own settings"
-                    )
-                out[key] = _joined(key, pieces, want.first, want.end)
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, "pt")) for path in _parts(folder)]
+        for key, pieces in _pieces(files).items():
+            want, total = rows.get(_parameter(key)), pieces[0].total
+            if want is not None and want.end == want.first:
+                continue
+            if total is None:
+                out[key] = pieces[0].file.get_tensor(key)
+                continue
+            want = want or Rows(0, total, total)
+            if want.total != total:
+                raise UserError(
+                    f"{folder}: the optimiser's {key} has {total} rows, the parameter {want.total}; "
+                    "resume with the run's own settings"
+                )
+            parts = [piece.read(key, want) for piece in pieces if piece.first < want.end and piece.end > want.first]
+            if sum(map(len, parts)) < want.end - want.first:
+                raise UserError(f"{folder}: some of the rows {want.first} to {want.end} of {key} are in no file")
+            out[key] = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out
 
 
-def _parameter(key: str) -> str:
-    return key.rsplit("/", 1)[0]
+class _Piece(NamedTuple):
+    """The rows [first, end) of a tensor of `total` rows that lie in one file; `total` is None for a single number."""
 
-
-@dataclass(frozen=True)
-class _Piece:
-    file: Any  # safetensors' open file
-    path: Path
-    shape: tuple[int, ...]  # of the stored rows; () for a number
     first: int
-    total: int
+    end: int
+    total: int | None
+    file: Any  # safetensors' open file
 
-    def read(self, key: str, first: int, end: int) -> Tensor:
-        """Rows of the whole tensor that lie in this piece."""
-        if not self.shape:
-            return self.file.get_tensor(key)
-        return self.file.get_slice(key)[max(first - self.first, 0) : max(end - self.first, 0)]
+    def read(self, key: str, want: Rows) -> Tensor:
+        """The rows of the tensor that are wanted and lie here."""
+        return self.file.get_slice(key)[max(want.first - self.first, 0) : want.end - self.first]
 
 
-def _pieces(folder: Path, files: ExitStack) -> dict[str, list[_Piece]]:
+def _pieces(files: Sequence[Any]) -> dict[str, list[_Piece]]:
     """Where the rows of every tensor lie, in order."""
     found: dict[str, list[_Piece]] = {}
-    for path in _parts(folder):
-        headers = read_headers(path)
-        file = files.enter_context(safe_open(path, "pt"))
+    for file in files:
         places = json.loads((file.metadata() or {}).get(_ROWS, "{}"))
-        for key, (shape, _) in headers.items():
-            whole = (0, shape[0] if shape else 1)
-            first, total = places.get(_parameter(key), whole) if shape else whole
-            found.setdefault(key, []).append(_Piece(file, path, shape, first, total))
+        for key in file.keys():  # noqa: SIM118  # safetensors' file is no dict
+            shape = file.get_slice(key).get_shape()
+            first, total = places.get(_parameter(key), (0, shape[0])) if shape else (0, None)
+            found.setdefault(key, []).append(_Piece(first, first + shape[0] if shape else 1, total, file))
     return {key: sorted(pieces, key=lambda piece: piece.first) for key, pieces in found.items()}
 
 
-def _parts(folder: Path) -> Iterator[Path]:
+def _parameter(key: str) -> str:
+    """The parameter of a tensor `<parameter>/<field>`."""
+    return key.rsplit("/", 1)[0]
+
+
+def _parts(folder: Path) -> list[Path]:
     """The files of a checkpoint, all of them."""
     if (folder / SINGLE).is_file():
-        yield folder / SINGLE
-        return
-    parts = sorted(path for path in folder.glob("optimizer-*.safetensors") if _SHARD.match(path.name))
-    if not parts:
+        return [folder / SINGLE]
+    found = [name for path in folder.glob("optimizer-*.safetensors") if (name := _PART.match(path.name))]
+    if not found:
         raise UserError(f"{folder} holds no optimiser state: expected {SINGLE}")
-    total = int(_SHARD.match(parts[0].name)[2])  # type: ignore[index]
-    for i in range(1, total + 1):
-        path = folder / f"optimizer-{i:05d}-of-{total:05d}.safetensors"
+    total = int(found[0][1])
+    parts = [folder / _part_name(part, total) for part in range(total)]
+    for path in parts:
         if not path.is_file():
             raise UserError(f"{folder} lacks {path.name}; the copy is incomplete")
-        yield path
+    return parts
 
 
-def _joined(key: str, pieces: list[_Piece], first: int, end: int) -> Tensor:
-    """Rows [first, end) of the tensor, from as many pieces as they lie in."""
-    if not pieces[0].shape:
-        return pieces[0].read(key, first, end)
-    parts, at = [], first
-    for piece in pieces:
-        if piece.first <= at < min(end, piece.first + piece.shape[0]):
-            parts.append(piece.read(key, at, end))
-            at += len(parts[-1])
-    if at < end:
-        raise UserError(f"{pieces[0].path.parent}: rows {at} to {end} of the optimiser's {key} are in no file")
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _part_name(part: int, parts: int) -> str:
+    return f"optimizer-{part + 1:05d}-of-{parts:05d}.safetensors"

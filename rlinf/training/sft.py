@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,17 +20,18 @@ from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
-from rlinf.models.files.policy_folder import TEMPORARY
 from rlinf.models.policy import Policy, find_policy
 from rlinf.runtime.worker import limit_threads
-from rlinf.training.optim import MasterAdamW
+from rlinf.storage.atomic_folder import atomic_folder
+from rlinf.training.optim import MasterAdamW, half_cosine
 
 Evaluate = Callable[[Policy], float]
+Progress = Callable[[str], None]
 MAX_BISECTIONS = 8
 
 
 @dataclass
-class _Log:
+class SftLog:
     """What sft.json tells of a run."""
 
     loss: list[tuple[int, float]] = field(default_factory=list)  # (step, mean since the last entry)
@@ -45,14 +44,14 @@ def train_sft(
     cfg: Config,
     *,
     evaluate: Evaluate | None = None,
-    on_progress: Callable[[str], None] = print,
+    on_progress: Progress = print,
     on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
 ) -> Path:
     """Train `actor.model` on `sft.dataset` and save it to `sft.output`; deterministic by `runner.seed`.
 
     `evaluate` gives a success rate every `sft.eval_interval` steps; by default the policy plays training layouts.
     """
-    sft, output = cfg.sft, Path(cfg.sft.output)
+    sft, model, output = cfg.sft, cfg.actor.model, Path(cfg.sft.output)
     if sft.stop_at_success is not None and not sft.eval_interval:
         raise UserError(f"sft.stop_at_success={sft.stop_at_success} needs evaluations: set sft.eval_interval")
     if sft.stop_at_most is not None and (sft.stop_at_success is None or sft.stop_at_most <= sft.stop_at_success):
@@ -61,14 +60,13 @@ def train_sft(
         raise UserError(f"sft.output={output} exists and was not made by `rlinf sft`: choose another folder")
     limit_threads(cfg)
     data, start = DemoDataset(sft.dataset), time.perf_counter()
-    if (columns := data.actions.shape[1]) != cfg.actor.model.action_dim:
+    if (columns := data.actions.shape[1]) != model.action_dim:
         raise UserError(
-            f"actor.model.action_dim={cfg.actor.model.action_dim} must be {columns}, the action columns of "
+            f"actor.model.action_dim={model.action_dim} must be {columns}, the action columns of "
             f"sft.dataset={sft.dataset}; set actor.model.action_dim={columns}"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = cfg.actor.model
-    with _work_folder(output) as work:
+    with atomic_folder(output, what=f"sft.output={output}") as folder:  # first, so that a bad path costs no training
         policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
         if sft.state_loss:
             _check_state_loss(sft, data, policy)
@@ -77,6 +75,7 @@ def train_sft(
         with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
             log = _train(policy, data, cfg, rate, on_progress, on_step)
+        policy.save_pretrained(folder)
         record = {
             "dataset": str(sft.dataset),
             "episodes": data.num_episodes,
@@ -86,34 +85,34 @@ def train_sft(
             "config": asdict(sft),
             **asdict(log),
         }
-        _save(policy, work, output, record)
+        (folder / "sft.json").write_text(json.dumps(record, indent=1))
     return output
 
 
 def _check_state_loss(sft: SftConfig, data: DemoDataset, policy: Policy) -> None:
-    """It needs something to tell and somebody who sees."""
+    """Refuse a dataset without a simulator state that changes, and a policy whose image tokens do not learn."""
     if data.privileged is None:
         raise UserError(
             f"sft.state_loss={sft.state_loss} needs the simulator's state, which sft.dataset={sft.dataset} does not "
             "hold: collect it again with `rlinf collect`, or set sft.state_loss=0"
         )
-    if not _moving(data.privileged).any():
+    if not _changing(data.privileged).any():
         raise UserError(f"sft.state_loss={sft.state_loss}: the simulator's state never changes in {sft.dataset}")
     if policy.image_width is None:
         raise UserError(f"sft.state_loss={sft.state_loss} must be 0: only openpi policies that learn to see take it")
 
 
-def _moving(states: torch.Tensor) -> torch.Tensor:
-    """Columns bool [K] that say something: those that change."""
+def _changing(states: torch.Tensor) -> torch.Tensor:
+    """Which columns of f32 [M, K] change, bool [K]."""
     return states.std(0) > 1e-4
 
 
-class _Readout(nn.Module):
-    """What the image tokens are made to tell: the simulator's privileged state, by a linear layer."""
+class StateReadout(nn.Module):
+    """A linear layer that predicts the simulator's privileged state from the mean image token."""
 
     def __init__(self, width: int, states: torch.Tensor, device: torch.device) -> None:
         super().__init__()
-        states = states[:, _moving(states)]
+        states = states[:, _changing(states)]
         self.targets = ((states - states.mean(0)) / states.std(0)).to(device)  # f32 [M, columns]
         self.linear = nn.Linear(width, self.targets.shape[1], device=device)
         nn.init.zeros_(self.linear.weight)
@@ -131,11 +130,11 @@ class _Trainer:
         self.policy, self.data, self.cfg = policy, data, cfg
         self.params = [p for _, p in policy.trainable_parameters()]
         groups = [{"params": self.params}]
-        self.readout: _Readout | None = None
+        self.readout: StateReadout | None = None
         if cfg.sft.state_loss:
             assert data.privileged is not None
             assert policy.image_width is not None
-            self.readout = _Readout(policy.image_width, data.privileged, self.params[0].device)
+            self.readout = StateReadout(policy.image_width, data.privileged, self.params[0].device)
             groups.append({"params": list(self.readout.parameters())})
         self.optimizer = MasterAdamW(groups, lr=cfg.sft.lr, weight_decay=cfg.sft.weight_decay)
         self.batches = data.row_batches(cfg.sft.batch_size, seed=cfg.runner.seed)
@@ -145,7 +144,7 @@ class _Trainer:
         sft = self.cfg.sft
         lr = sft.lr * min(1.0, (step + 1) / max(sft.warmup_steps, 1))
         if sft.lr_scheduler == "cosine":
-            lr *= 0.5 * (1 + math.cos(math.pi * step / sft.steps))
+            lr *= half_cosine(math.pi * step / sft.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = self._loss(next(self.batches), step)
@@ -158,7 +157,7 @@ class _Trainer:
         return {"train/sft/loss": float(loss.detach()), "train/sft/grad_norm": norm, "train/sft/lr": lr}
 
     def _loss(self, rows: list[int], step: int) -> torch.Tensor:
-        """Mean imitation loss of a batch; every sample meets `noise_draws` draws of (noise, time)."""
+        """Mean imitation loss of a batch; every sample is used with `noise_draws` draws of (noise, time)."""
         cfg, device, readout = self.cfg, self.params[0].device, self.readout
         obs, actions = self.data.batch(rows, self.policy.spec.num_action_chunks)
         noise = Noise(
@@ -170,27 +169,26 @@ class _Trainer:
         )
 
 
-class _Examiner:
-    """Evaluates while training runs and decides when it is over."""
+class SuccessCheck:
+    """Evaluates the policy while it is trained, and decides when its success is where it was asked to be."""
 
-    def __init__(
-        self, policy: Policy, sft: SftConfig, rate: Evaluate, log: _Log, on_progress: Callable[[str], None]
-    ) -> None:
+    def __init__(self, policy: Policy, sft: SftConfig, rate: Evaluate, log: SftLog, on_progress: Progress) -> None:
         self.policy, self.sft, self.rate, self.log, self.on_progress = policy, sft, rate, log, on_progress
-        self.below = self._weights()  # the last point under the band, where one may be needed
+        self.below, self.below_step = self._weights(), 0  # the last weights below the band sft.stop_at_success..most
 
     def passed(self) -> bool:
-        """Evaluate the policy; True once its success is where it was asked to be."""
-        success = self._success(f"sft step {self.log.steps}/{self.sft.steps}")
-        if self.sft.stop_at_success is None or success < self.sft.stop_at_success:
-            self.below = self._weights()
+        """Evaluate the policy; True once training can stop."""
+        low, high = self.sft.stop_at_success, self.sft.stop_at_most
+        success = self._evaluate(f"sft step {self.log.steps}/{self.sft.steps}")
+        if low is None or success < low:
+            self.below, self.below_step = self._weights(), self.log.steps
             return False
-        if self.sft.stop_at_most is not None and success > self.sft.stop_at_most:
-            self._step_back(self.sft.stop_at_success, self.sft.stop_at_most)
+        if high is not None and success > high:
+            self._interpolate_back(low, high)
         return True
 
-    def _step_back(self, low: float, high: float) -> None:
-        """Bisect the straight line from the last point below the band to this one, which is above it.
+    def _interpolate_back(self, low: float, high: float) -> None:
+        """Bisect the straight line from the last weights below the band to the current ones, which are above it.
 
         Success jumps within a few gradient steps but is continuous along the line, so some point of it lies inside.
         """
@@ -200,24 +198,24 @@ class _Examiner:
             with torch.no_grad():
                 for name, parameter in self.policy.trainable_parameters():
                     parameter.copy_(torch.lerp(self.below[name], above[name], middle))
-            success = self._success(f"sft stepping back to {middle:.3f} of the last stretch")
-            if success > high:
-                right = middle
-            elif success < low:
-                left = middle
-            else:
+            success = self._evaluate(
+                f"sft success is above {100 * high:.0f} %: weights {100 * middle:.1f} % of the way from step "
+                f"{self.below_step} to step {self.log.steps}"
+            )
+            if low <= success <= high:
                 return
+            left, right = (left, middle) if success > high else (middle, right)
 
-    def _success(self, where: str) -> float:
+    def _evaluate(self, what: str) -> float:
         self.policy.eval()
         success = self.rate(self.policy)
         self.policy.train()
         self.log.success.append((self.log.steps, success))
-        self.on_progress(f"{where}  success {100 * success:.1f} % on training layouts")
+        self.on_progress(f"{what}  success {100 * success:.1f} % on training layouts")
         return success
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """What training moves; nothing when no step back can be asked for."""
+        """A copy of the trainable weights; nothing without sft.stop_at_most, for nothing is interpolated then."""
         if self.sft.stop_at_most is None:
             return {}
         return {name: p.detach().clone() for name, p in self.policy.trainable_parameters()}
@@ -228,12 +226,12 @@ def _train(
     data: DemoDataset,
     cfg: Config,
     rate: Evaluate | None,
-    on_progress: Callable[[str], None],
+    on_progress: Progress,
     on_step: Callable[[int, dict[str, float]], None],
-) -> _Log:
+) -> SftLog:
     """Gradient steps, with an evaluation every `eval_interval`; one that passes ends them."""
-    sft, log, trainer = cfg.sft, _Log(), _Trainer(policy, data, cfg)
-    examiner = _Examiner(policy, sft, rate, log, on_progress) if rate is not None else None
+    sft, log, trainer = cfg.sft, SftLog(), _Trainer(policy, data, cfg)
+    check = SuccessCheck(policy, sft, rate, log, on_progress) if rate is not None else None
     recent: list[float] = []
     policy.train()
     while log.steps < sft.steps and not log.stopped_at_success:
@@ -245,8 +243,8 @@ def _train(
             log.loss.append((log.steps, sum(recent) / len(recent)))
             on_progress(f"sft step {log.steps}/{sft.steps}  loss {log.loss[-1][1]:.4f}")
             recent = []
-        if examiner is not None and log.steps % sft.eval_interval == 0:
-            log.stopped_at_success = examiner.passed()
+        if check is not None and log.steps % sft.eval_interval == 0:
+            log.stopped_at_success = check.passed()
     policy.eval()
     return log
 
@@ -263,27 +261,3 @@ def _evaluator(cfg: Config, evaluate: Evaluate | None) -> Iterator[Evaluate | No
         first = cfg.runner.seed * count
         with Probe(cfg, [ids[(first + i) % len(ids)] for i in range(count)]) as probe:
             yield lambda policy: probe.play_policy(policy).rate
-
-
-@contextmanager
-def _work_folder(output: Path) -> Iterator[Path]:
-    """Where the policy is written before it gets its name; made first, so that a bad path costs no training."""
-    work = output.with_name(f"{TEMPORARY}{output.name}")
-    shutil.rmtree(work, ignore_errors=True)
-    try:
-        work.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"sft.output={output} cannot be written: {error.strerror}") from error
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)  # unless it got its name
-
-
-def _save(policy: Policy, work: Path, output: Path, record: dict[str, Any]) -> None:
-    """Write the policy under its temporary name, then put it in place of an earlier one."""
-    policy.save_pretrained(work)
-    (work / "sft.json").write_text(json.dumps(record, indent=1))
-    if output.exists():
-        shutil.rmtree(output)
-    work.rename(output)

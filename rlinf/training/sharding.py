@@ -1,10 +1,11 @@
 """Every rank keeps a shard: FSDP2 on a second skeleton of the policy's modules.
 
 The policy itself is never sharded. While ranks train, its large tensors have no memory; afterwards they are filled
-again from the shards, so that rollouts, recorded kernels, checkpoints and weight sync see plain full weights. The
-skeleton that trains shares buffers and small parameters with it. Matrices are sharded by rows; norms, biases and
-whatever would have to change its dtype are replicated. Low-precision matrices that learn are sharded in fp32, which
-needs no further copies, and gathered in their own dtype.
+again from the shards, so that rollouts, recorded kernels, checkpoints and weight sync see plain full weights at stable
+places: views of joined projections and recorded calls would not survive FSDP's own exchange of parameters, which is why
+there are two skeletons. The one that trains shares buffers and small parameters with the policy. Matrices are sharded
+by rows; norms, biases and whatever would have to change its dtype are replicated. Low-precision matrices that learn are
+sharded in fp32, which needs no further copies, and gathered in their own dtype.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -36,37 +36,38 @@ from rlinf.errors import UserError
 from rlinf.models.nn.packed import Packed
 from rlinf.models.nn.recompute import BlockStack
 from rlinf.models.policy import Policy
-from rlinf.runtime.process_group import Team, alone
+from rlinf.runtime.process_group import ProcessGroup, group_of_one
+from rlinf.training.offload import device_storages
 from rlinf.training.optim import MasterAdamW, optimizer_of
 from rlinf.training.optimizer_files import Rows
-from rlinf.training.parallel import DTYPES, Alone, agree, sum_gradients
+from rlinf.training.parallel import DTYPES, SingleRank, broadcast_weights, sum_gradients
 
 Tensor = torch.Tensor
 LOW = (torch.bfloat16, torch.float16)
 
 
-class Sharded(Alone):
-    """FSDP2 over the team."""
+class Sharded(SingleRank):
+    """FSDP2 over the ranks of the group."""
 
-    def __init__(self, policy: Policy, cfg: ActorConfig, team: Team) -> None:
+    def __init__(self, policy: Policy, cfg: ActorConfig, group: ProcessGroup) -> None:
         device = next(policy.parameters()).device
-        team = alone(device) if team.group is None else team
-        if team.device.type != device.type:
+        group = group_of_one(device) if group.handle is None else group
+        if group.device.type != device.type:
             raise UserError(
                 f"actor.fsdp_config.strategy={cfg.fsdp_config.strategy}: ranks that share an accelerator cannot shard; "
                 "place one actor rank on each, or set actor.fsdp_config.strategy=no_shard"
             )
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # no block changes another's output
-        agree(policy, team)
+        broadcast_weights(policy, group)
         self.network = Network(_skeleton(policy))
-        self.units = _shard(self.network, cfg.fsdp_config, DeviceMesh.from_group(team.group, device.type))
+        self.units = _shard(self.network, cfg.fsdp_config, DeviceMesh.from_group(group.handle, device.type))
         self.root = self.units[-1].module
         self.full = dict(policy.named_parameters())
         self.shards = {n: p for n, p in self.network.policy.named_parameters() if isinstance(p, DTensor)}
         with torch.no_grad():
             self.local = {name: shard.to_local() for name, shard in self.shards.items()}
         self._gather()  # FSDP wants every unit to have been whole once, also one that is not run at first
-        super().__init__(policy, cfg, team)
+        super().__init__(policy, cfg, group)
 
     def make_optimizer(self) -> MasterAdamW:
         """AdamW on this rank's rows; those of low-precision matrices are fp32 copies already."""
@@ -76,16 +77,26 @@ class Sharded(Alone):
 
     @contextmanager
     def training(self, step: int) -> Iterator[None]:
-        """Take the policy's large tensors away, and bring them back with what was learned."""
+        """Free the memory of the policy's large tensors, and fill them again with what was learned.
+
+        After an error they are filled only if this rank is the only one: others may wait elsewhere, and a collective
+        here would hide the error behind them. The policy's weights are then undefined, and the run must end.
+        """
         self.network.policy.set_global_step(step)
         self.policy.forget_recordings()
-        held = [(storage, storage.nbytes()) for storage in self._storages()]
-        for storage, _ in held:
+        large, device = [self.full[name] for name in self.local], next(self.policy.parameters()).device
+        freed = [(storage, storage.nbytes()) for storage in device_storages(large, device)]
+        for storage, _ in freed:
             storage.resize_(0)
-        yield
-        for storage, num_bytes in held:
-            storage.resize_(num_bytes)
-        self._gather()
+        finished = False
+        try:
+            yield
+            finished = True
+        finally:
+            for storage, num_bytes in freed:
+                storage.resize_(num_bytes)
+            if finished or self.group.size == 1:
+                self._gather()
 
     def evaluate(
         self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None
@@ -108,25 +119,25 @@ class Sharded(Alone):
         for name, shard in self.shards.items():
             if shard.grad is not None:
                 self.local[name].grad = cast(DTensor, shard.grad).to_local()
-        sum_gradients(self._replicated(), self.team, DTYPES[fsdp.mixed_precision.reduce_dtype])
+        sum_gradients(self._split()[1], self.group, DTYPES[fsdp.mixed_precision.reduce_dtype])
 
     def clip_gradients(self, max_norm: float) -> float:
         """As for one rank; squares of sharded gradients add up over the ranks."""
         sharded, replicated = ([t.grad for t in tensors if t.grad is not None] for tensors in self._split())
         own, shared = (float(torch.nn.utils.get_total_norm(gradients)) for gradients in (sharded, replicated))
-        total = (self.team.sum(torch.tensor(own**2, dtype=torch.float64)) + shared**2).sqrt().float()
+        total = (self.group.sum(torch.tensor(own**2, dtype=torch.float64)) + shared**2).sqrt().float()
         torch.nn.utils.clip_grads_with_norm_(self._stepped(), max_norm, total)
         return float(total)
 
     def zero_gradients(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         super().zero_gradients()
         for shard in self.shards.values():
             shard.grad = None
 
     @torch.no_grad()
     def take_weights(self) -> None:
-        """Cut the shards anew from the policy."""
+        """Copy this rank's rows from the policy again."""
         for name, rows in self.rows.items():
             self.local[name].copy_(self.full[name][rows.first : rows.end])
 
@@ -141,38 +152,25 @@ class Sharded(Alone):
         found = {}
         for name, local in self.local.items():
             total = len(self.full[name])
-            most = -(-total // self.team.size)
-            first = min(self.team.rank * most, total)
+            most = -(-total // self.group.size)
+            first = min(self.group.rank * most, total)
             found[name] = Rows(first, first + len(local), total)
         return found
-
-    @property
-    def part(self) -> tuple[int, int]:
-        """Every rank writes its own."""
-        return self.team.rank, self.team.size
 
     @torch.no_grad()
     def _gather(self) -> None:
         """Fill the policy's tensors from all ranks' shards, unit by unit."""
         for unit in self.units:
             unit.module.unshard()
-            for place in unit.places:
-                self.full[place.name].copy_(place.tensor)
+            for name in unit.names:
+                self.full[name].copy_(self.network.policy.get_parameter(name))
             unit.module.reshard()
 
-    def _storages(self) -> list[torch.UntypedStorage]:
-        """The memory of the policy's large tensors, each once; what numpy refers to cannot be taken away."""
-        storages = [self.full[name].untyped_storage() for name in self.local]
-        return list({storage.data_ptr(): storage for storage in storages if storage.resizable()}.values())
-
     def _split(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What is stepped: shards, and what every rank holds."""
+        """What the optimiser steps: shards, and tensors that every rank holds."""
         own = {id(local) for local in self.local.values()}
         stepped = self._stepped()
         return [t for t in stepped if id(t) in own], [t for t in stepped if id(t) not in own]
-
-    def _replicated(self) -> list[Tensor]:
-        return self._split()[1]
 
 
 class Network(nn.Module):
@@ -189,71 +187,51 @@ class Network(nn.Module):
         return out.logprobs, out.values, out.entropy
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a parameter is registered."""
-
-    name: str  # in the policy
-    module: nn.Module
-    key: str
-
-    @property
-    def tensor(self) -> nn.Parameter:
-        """What is registered now: the full parameter, or this rank's shard."""
-        return self.module.get_parameter(self.key)
-
-
-@dataclass(frozen=True)
-class ShardedUnit:
+class ShardedUnit(NamedTuple):
     """Parameters that are gathered together, just before their module runs."""
 
     module: FSDPModule
-    places: list[Place]
+    names: list[str]  # of the parameters, in the policy
 
 
 def _skeleton(policy: Policy) -> Policy:
     """The same modules once more, with the very same parameters and buffers."""
     memo: dict[int, Any] = {id(tensor): tensor for tensor in [*policy.parameters(), *policy.buffers()]}
+    # private: joined weights serve rollouts only; without this each of them would be copied
     memo |= {id(part._joined): {} for part in policy.modules() if isinstance(part, Packed)}
     return copy.deepcopy(policy, memo)
 
 
 def _shard(network: Network, cfg: FsdpConfig, mesh: DeviceMesh) -> list[ShardedUnit]:
-    """Turn the blocks of the policy, then the rest of it, into units."""
-    names = {module: name for name, module in network.policy.named_modules()}
+    """Shard the blocks of the policy, each as a unit, then the rest of it as the last one."""
+    policy = network.policy
     reduce_dtype = DTYPES[cfg.mixed_precision.reduce_dtype]
     pinned = cfg.offload_pin_memory and mesh.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
     visited: set[nn.Parameter] = set()
 
     def unit(modules: list[nn.Module], *, reshard: bool) -> ShardedUnit:
-        places = [
-            Place(".".join(filter(None, (names.get(part, ""), key))), part, key)
-            for module in modules
-            for part in module.modules()
-            for key, parameter in part.named_parameters(recurse=False)
-            if parameter not in visited and not isinstance(parameter, DTensor)
-        ]
-        chosen, dtype = _choose([place.tensor for place in places], mesh.size())
-        visited.update(place.tensor for place in places)
-        ignored = {place.tensor for place in places} - chosen
-        places = [place for place in places if place.tensor in chosen]
-        if dtype is not None:
-            for place in places:
-                if place.tensor.requires_grad:
-                    place.module.register_parameter(place.key, nn.Parameter(place.tensor.detach().float()))
+        inside = {p for module in modules for p in module.parameters() if not isinstance(p, DTensor)} - visited
+        named = {name: p for name, p in policy.named_parameters() if p in inside}
+        chosen, dtype = choose_sharded(list(named.values()), mesh.size())
+        visited.update(inside)
+        names = [name for name, p in named.items() if p in chosen]
+        for name in names:
+            if dtype is not None and named[name].requires_grad:
+                owner, _, key = name.rpartition(".")
+                policy.get_submodule(owner).register_parameter(key, nn.Parameter(named[name].detach().float()))
         fully_shard(
             modules if len(modules) > 1 else modules[0],  # type: ignore[call-overload]
             mesh=mesh,
             reshard_after_forward=reshard,
             mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype, cast_forward_inputs=False),
             offload_policy=offload,
-            ignored_params=ignored,
+            ignored_params=inside - chosen,
         )
         made = cast(FSDPModule, modules[0])
         made.set_force_sum_reduction_for_comms(True)
         made.set_gradient_divide_factor(1.0)
-        return ShardedUnit(made, places)
+        return ShardedUnit(made, names)
 
     units = []
     for stack in [part for part in network.modules() if isinstance(part, BlockStack)]:
@@ -265,7 +243,7 @@ def _shard(network: Network, cfg: FsdpConfig, mesh: DeviceMesh) -> list[ShardedU
     return [*units, unit([network], reshard=False)]
 
 
-def _choose(parameters: Sequence[nn.Parameter], ranks: int) -> tuple[set[nn.Parameter], torch.dtype | None]:
+def choose_sharded(parameters: Sequence[nn.Parameter], ranks: int) -> tuple[set[nn.Parameter], torch.dtype | None]:
     """What to shard of a unit, and the low precision it is gathered in (None: everything in its own dtype).
 
     A unit has one dtype that learns, the one of most of its numbers; few parameters, if any, have another.
@@ -281,5 +259,5 @@ def _choose(parameters: Sequence[nn.Parameter], ranks: int) -> tuple[set[nn.Para
 
 
 def _reshards(cfg: FsdpConfig) -> bool:
-    """Whether a block's weights are given back between its forward and its backward pass."""
+    """Whether a block's full weights are freed between its forward and its backward pass."""
     return cfg.reshard_after_forward and cfg.sharding_strategy != "shard_grad_op"

@@ -6,13 +6,14 @@ Letters: T chunks, B columns, N = T x B rows, C actions per chunk, A action dims
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from rlinf.algorithms.advantages import Targets
 from rlinf.algorithms.losses import Batch
 from rlinf.algorithms.registry import LOSSES
 from rlinf.compat.formulas import choose_formulas
@@ -30,37 +31,46 @@ from rlinf.training.parallel import make_parallel
 from rlinf.workers.rollout import arena_name, shared_policy
 
 
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward and backward pass."""
+
+    rows: torch.Tensor  # i64 [n]
+    weight: float  # its part of the global batch of all ranks
+    cached: bool  # whether the rollout's kept prefixes are used
+
+
 class ActorWorker(Worker):
     """Advantages, then epochs x global batches x micro batches of gradient steps."""
 
     def setup(self) -> None:
-        self.team = self.process.team("actor")
+        self.group = self.process.group("actor")
         self.formulas = choose_formulas(self.cfg.compat)
         self.traits = LOSSES.traits(self.cfg.algorithm.loss_type)
         self.policy = shared_policy(self)  # full weights, current outside of `update`
-        self.parallel = make_parallel(self.policy, self.cfg.actor, self.team)
+        self.parallel = make_parallel(self.policy, self.cfg.actor, self.group)
         self.optimizer = self.parallel.optimizer
         self.optimizer_steps = 0
         self.nonfinite_in_a_row = 0
         self.proximal: torch.Tensor | None = None  # f32 [T, B, C, A]; what the update's loss clips around
-        self.sender = Sender(self.policy, self.process.team("sync"))
-        residents = self.plan.processes[self.plan.process_of("actor", self.rank)].workers
-        alone = all(resident.role != "rollout" for resident in residents)
-        self.memory = ActorMemory(self.parallel, self.device, weights_leave=alone)
+        self.sender = Sender(self.policy, self.process.group("sync"))
+        neighbours = self.plan.processes[self.plan.process_of("actor", self.rank)].workers
+        owns_weights = all(worker.role != "rollout" for worker in neighbours)
+        self.memory = ActorMemory(self.parallel, self.device, owns_weights=owns_weights)
 
     def compute_advantages(self, *parts: Trajectory | ArenaRows) -> dict[str, float]:
         """Take this rank's share of the experience and prepare the targets of the update; metrics of all ranks."""
         env = self.cfg.env.train
-        self.trajectory = Trajectory.cat_envs([self._read(part) for part in parts])
+        self.trajectory = Trajectory.cat([self._read(part) for part in parts], dim=1)
         self.targets, metrics = self.formulas.targets(
             self.trajectory,
             self.cfg.algorithm,
             auto_reset=env.auto_reset,
             ignore_terminations=env.ignore_terminations,
-            all_reduce=self.team.sum,
-            all_max=self.team.max,
+            all_reduce=self.group.sum,
+            all_max=self.group.max,
         )
-        steps = float(self.team.sum(self.trajectory.valid.sum()))
+        steps = float(self.group.sum(self.trajectory.valid.sum()))
         return {"env/steps": steps} | {f"rollout/{k}": float(v) for k, v in metrics.items()}
 
     def update(self, step: int, total_steps: int) -> dict[str, float]:
@@ -69,9 +79,9 @@ class ActorWorker(Worker):
         set_lr(self.optimizer, lr_scale(optim, step, total_steps))
         metrics = Accumulator()
         with self.parallel.training(step):
-            self._remember_proximal()
+            self._compute_proximal()
             for i, rows in enumerate(self._global_batches(step)):
-                batch = self._optimizer_step(rows, first=i == 0)
+                batch = self.optimizer_step(rows, first=i == 0)
                 metrics.merge(batch)
                 if algorithm.target_kl is not None and _kl(self._over_ranks(batch)) > 1.5 * algorithm.target_kl:
                     break
@@ -85,13 +95,12 @@ class ActorWorker(Worker):
         """Weights in HF layout, by rank 0, and this rank's part of the optimiser's state."""
         if self.rank == 0:
             self.policy.save_pretrained(folder / "model")
-        part, parts = self.parallel.part
-        if part >= parts:
-            return
-        tensors = optimizer_tensors(self.optimizer)
-        tensors["@optimizer_steps"] = torch.tensor(self.optimizer_steps)
-        tensors["@nonfinite_in_a_row"] = torch.tensor(self.nonfinite_in_a_row)
-        save_state(folder, tensors, self.parallel.rows, part=part, parts=parts)
+        rows = self.parallel.rows
+        if self.rank == 0 or rows:  # without rows of its own, rank 0 holds what every rank does
+            tensors = optimizer_tensors(self.optimizer)
+            tensors["@optimizer_steps"] = torch.tensor(self.optimizer_steps)
+            tensors["@nonfinite_in_a_row"] = torch.tensor(self.nonfinite_in_a_row)
+            save_state(folder, tensors, rows, part=self.rank, parts=self.group.size if rows else 1)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote, on any number of ranks."""
@@ -101,51 +110,43 @@ class ActorWorker(Worker):
         self.optimizer_steps = int(tensors.pop("@optimizer_steps"))
         self.nonfinite_in_a_row = int(tensors.pop("@nonfinite_in_a_row"))
         load_optimizer_tensors(self.optimizer, tensors)
-        self.sender.restart()
+        self.sender.has_loaded = True
 
     def send_weights(self) -> int:
         """Bring the rollout ranks' copies of the weights up to date; bytes sent, 0 where there are none."""
-        with self.memory.weights():  # every rank holds all of them: rank 0 speaks for all
+        with self.memory.weights():  # every rank holds all of them: rank 0 sends for all
             return self.sender.send()
 
     def offload(self) -> int:
-        """Leave the device to the rollout; bytes moved."""
+        """Free the device for the rollout; bytes moved."""
         return self.memory.offload()
 
     def onload(self) -> int:
-        """Come back for the update; bytes moved."""
+        """Move back to the device for the update; bytes moved."""
         return self.memory.onload()
 
     def _global_batches(self, step: int) -> Iterator[torch.Tensor]:
         """This rank's row numbers of each optimiser step, a new keyed shuffle every epoch."""
         num_chunks, columns = self.trajectory.logprobs.shape[:2]
-        seed = self.cfg.runner.seed + self.cfg.actor.seed
+        seed, size = self.cfg.runner.seed + self.cfg.actor.seed, self.cfg.actor.global_batch_size
+        ranks, rank = self.group.size, self.group.rank
         for epoch in range(self.cfg.algorithm.update_epoch):
 
             def shuffle(stratum: int, count: int, epoch: int = epoch) -> np.ndarray:
                 return generator(seed, "shuffle", step, epoch, stratum).permutation(count)
 
-            for rows in global_batches(
-                num_chunks,
-                columns,
-                batch_size=self.cfg.actor.global_batch_size,
-                ranks=self.team.size,
-                rank=self.team.rank,
-                shuffle=shuffle,
-            ):
+            for rows in global_batches(num_chunks, columns, batch_size=size, ranks=ranks, rank=rank, shuffle=shuffle):
                 yield torch.from_numpy(rows)
 
-    def _optimizer_step(self, rows: torch.Tensor, *, first: bool) -> Accumulator:
+    def optimizer_step(self, rows: torch.Tensor, *, first: bool) -> Accumulator:
         """One global batch: accumulate gradients over micro batches, clip, step. Returns this rank's metrics."""
         actor, batch, parallel = self.cfg.actor, Accumulator(), self.parallel
         warmup = self.optimizer_steps < actor.optim.critic_warmup_steps
         parallel.zero_gradients()
-        rows = self._cached_first(rows)
-        micros = rows.split(actor.micro_batch_size)
-        shares, cached = self._shares(micros), self._cached(micros)
+        micros = self._micro_batches(rows)
         for i, micro in enumerate(micros):
-            loss = self._loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0, cached=cached[i])
-            parallel.backward(loss * shares[i], last=i == len(micros) - 1)
+            loss = self.loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0)
+            parallel.backward(loss * micro.weight, last=i == len(micros) - 1)
         if warmup:
             for param in self.optimizer.param_groups[0]["params"]:  # all but the value head
                 param.grad = None
@@ -163,17 +164,16 @@ class ActorWorker(Worker):
         return batch
 
     def _over_ranks(self, metrics: Accumulator) -> Accumulator:
-        """The same metrics of all ranks together."""
+        """The metrics of all ranks together."""
         merged = Accumulator()
-        for part in self.team.gather(metrics):
+        for part in self.group.gather(metrics):
             merged.merge(part)
         return merged
 
-    def _loss(
-        self, rows: torch.Tensor, metrics: Accumulator, *, critic_only: bool, measure_gap: bool, cached: bool
-    ) -> torch.Tensor:
-        cfg, traj = self.cfg.algorithm, self.trajectory
-        at = chunk_and_column(rows, traj.logprobs.shape[1])
+    def loss(self, micro: MicroBatch, metrics: Accumulator, *, critic_only: bool, measure_gap: bool) -> torch.Tensor:
+        """The mean loss of a micro batch; its parts are added to `metrics`."""
+        cfg, traj, cache = self.cfg.algorithm, self.trajectory, self._cache
+        at = chunk_and_column(micro.rows, traj.logprobs.shape[1])
 
         def take(x: torch.Tensor) -> torch.Tensor:
             return x[at].to(self.device)
@@ -182,7 +182,7 @@ class ActorWorker(Worker):
             {k: take(v) for k, v in traj.replay.items()},
             values=self.traits.uses_critic,
             entropy=cfg.entropy_bonus != 0,
-            cache=self._cache.get(rows) if self._cache is not None and cached else None,
+            cache=cache.get(micro.rows) if cache is not None and micro.cached else None,
         )
         old_logprobs = take(traj.logprobs)
         proximal = None if self.proximal is None else take(self.proximal)
@@ -202,10 +202,10 @@ class ActorWorker(Worker):
         metrics.add_many(values)
         return loss
 
-    def _remember_proximal(self) -> None:
-        """Log-probs [T, B, C, A] under the weights this update starts from, for a loss that clips around them.
+    def _compute_proximal(self) -> None:
+        """Compute log-probs [T, B, C, A] under the weights this update starts from, for a loss that clips around them.
 
-        Where the rollout acted with these very weights they are the rollout's own.
+        Where the rollout acted with these very weights they are the rollout's own, and nothing is computed.
         """
         self.proximal = None
         if not self.traits.clips_around_update_start or self.cfg.runner.max_staleness == 0:
@@ -220,48 +220,41 @@ class ActorWorker(Worker):
             proximal[at] = new.logprobs.float().cpu()
         self.proximal = proximal
 
-    def _shares(self, micros: Sequence[torch.Tensor]) -> list[float]:
-        """Weight of each micro batch in the global batch of all ranks: how it is cut does not change the gradient."""
-        columns = self.trajectory.logprobs.shape[1]
+    def _micro_batches(self, rows: torch.Tensor) -> list[MicroBatch]:
+        """This rank's rows of a global batch, `actor.micro_batch_size` at a time.
 
-        def drawn(rows: torch.Tensor) -> Targets:
-            at = chunk_and_column(rows, columns)
-            return self.targets.map(lambda x: x[at])
-
-        counts = torch.stack([self.formulas.weight(drawn(rows)) for rows in micros])
-        return (counts / self.team.sum(counts.sum()).clamp(min=1)).tolist()
-
-    def _cached(self, micros: Sequence[torch.Tensor]) -> list[bool]:
-        """Which micro batches use kept prefixes: all ranks or none, as sharded weights are gathered by all or none."""
-        if self._cache is None:
-            return [False] * len(micros)
-        lacking = torch.tensor([not bool(self._cache.held(micro).all()) for micro in micros], dtype=torch.int32)
-        return [not lack for lack in self.team.max(lacking).tolist()]
+        Each is weighted so that how the batch is cut does not change the gradient. A pass uses kept prefixes only if it
+        has those of all of its rows, on all ranks (which gather sharded weights together), so rows with one come first.
+        """
+        cache, columns = self._cache, self.trajectory.logprobs.shape[1]
+        if cache is not None:
+            rows = torch.cat([rows[cache.held(rows)], rows[~cache.held(rows)]])
+        micros = rows.split(self.cfg.actor.micro_batch_size)
+        at = [chunk_and_column(micro, columns) for micro in micros]
+        counts = torch.stack([self.formulas.weight(self.targets.map(operator.itemgetter(where))) for where in at])
+        weights = (counts / self.group.sum(counts.sum()).clamp(min=1)).tolist()
+        cached = [False] * len(micros)
+        if cache is not None:
+            lacking = torch.tensor([not bool(cache.held(micro).all()) for micro in micros], dtype=torch.int32)
+            cached = [not lack for lack in self.group.max(lacking).tolist()]
+        return list(map(MicroBatch, micros, weights, cached))
 
     @property
     def _cache(self) -> RowCache | None:
-        """Prefix rows kept since the rollout, when one rollout rank of this process made all of this rank's rows."""
+        """Prefixes kept since the rollout, when one rollout rank of this process made all of this rank's rows."""
         return self._arena(self.rank).cache if self.plan.keeps_prefixes else None
 
     def _arena(self, rollout_rank: int) -> Arena:
-        def missing() -> Arena:
-            raise RuntimeError(f"rollout rank {rollout_rank} has no arena in this process")
-
-        return self.process.share(arena_name(rollout_rank), missing)
+        """The arena of a rollout rank of this process."""
+        return self.process.find(arena_name(rollout_rank))
 
     def _read(self, part: Trajectory | ArenaRows) -> Trajectory:
         if isinstance(part, Trajectory):
             return part
         return self._arena(part.rank).trajectory().columns(part.columns)
 
-    def _cached_first(self, rows: torch.Tensor) -> torch.Tensor:
-        """The same rows with the cached ones in front: a micro batch uses the cache only when it holds all of them."""
-        if self._cache is None:
-            return rows
-        held = self._cache.held(rows)
-        return torch.cat([rows[held], rows[~held]])
-
     def _skip_nonfinite(self) -> None:
+        """Drop the gradient of this step; too many in a row end the run."""
         self.nonfinite_in_a_row += 1
         self.parallel.zero_gradients()
         if self.nonfinite_in_a_row >= self.cfg.actor.max_nonfinite_steps:

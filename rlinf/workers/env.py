@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import torch
 
 from rlinf.data.types import EnvStep, EpisodeRecord
 from rlinf.envs.bridge import Bridge
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import check_setup, env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.envs.video import VideoRecorder
+from rlinf.placement.plan import Mode
 from rlinf.runtime.worker import Worker
-
-Mode = Literal["train", "eval"]
 
 
 class EnvWorker(Worker):
@@ -22,18 +23,16 @@ class EnvWorker(Worker):
     def setup(self) -> None:
         self.policy_spec = self.cfg.actor.model.spec()
         self._envs: dict[tuple[Mode, int], VecEnv] = {}
-        self._last: dict[int, EnvStep] = {}  # train: where each stage's rollout stands between iterations
+        self._last: dict[int, EnvStep] = {}  # by stage, where the training envs stand after a rollout
         self._episodes: list[EpisodeRecord] = []
-        runner, modes = self.cfg.runner, set[Mode]()
+        runner = self.cfg.runner
         if not runner.only_eval:
-            modes.add("train")
+            check_setup(self.cfg.env.train, "env.train")
         if runner.only_eval or runner.val_check_interval > 0:
-            modes.add("eval")
-        for mode in modes:
-            check_setup(self._config(mode), f"env.{mode}")
+            check_setup(self.cfg.env.eval, "env.eval")
 
     def begin(self, *, mode: Mode, stage: int) -> EnvStep:
-        """The observation a rollout starts from: fresh episodes, or the running ones when episodes reset themselves."""
+        """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running."""
         env = self._env(mode, stage)
         if mode == "train" and self.cfg.env.train.auto_reset and stage in self._last:
             env.begin_step()
@@ -69,22 +68,20 @@ class EnvWorker(Worker):
             self._last.clear()
 
     def offload(self) -> int:
-        """Give the training simulators' memory back between rollouts; no tensors move."""
-        for (mode, _), env in self._envs.items():
-            if mode == "train":
-                env.offload()
+        """Free the memory of the training simulators between rollouts; returns 0, for no tensors are moved."""
+        for env in self._train_envs.values():
+            env.offload()
         return 0
 
     def onload(self) -> int:
-        """Start the simulators again, where they stood."""
-        for (mode, _), env in self._envs.items():
-            if mode == "train":
-                env.onload()
+        """Start the training simulators again where they stood; returns 0 like `offload`."""
+        for env in self._train_envs.values():
+            env.onload()
         return 0
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to continue the training episodes bit for bit."""
-        return {str(stage): env.state() for (mode, stage), env in self._envs.items() if mode == "train"}
+        return {str(stage): env.state() for stage, env in self._train_envs.items()}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
         """Continue from the `state` of every rank of an earlier run."""
@@ -97,17 +94,21 @@ class EnvWorker(Worker):
         self._envs.clear()
 
     @property
+    def _train_envs(self) -> dict[int, VecEnv]:
+        """The training envs by stage, as far as they have been started."""
+        return {stage: env for (mode, stage), env in self._envs.items() if mode == "train"}
+
+    @cached_property
     def _bridges(self) -> dict[Mode, Bridge]:
-        def make() -> dict[Mode, Bridge]:
-            modes: tuple[Mode, ...] = ("train", "eval")
-            return {m: Bridge(env_spec(self._config(m)), self.policy_spec) for m in modes}
+        """What converts the policy's actions for the simulators of each mode."""
+        modes: tuple[Mode, ...] = ("train", "eval")
+        return {mode: Bridge(env_spec(self._config(mode)), self.policy_spec) for mode in modes}
 
-        return self.process.share(f"bridges-{self.rank}", make)
-
-    def _config(self, mode: Mode):
+    def _config(self, mode: Mode) -> EnvConfig:
         return self.cfg.env.train if mode == "train" else self.cfg.env.eval
 
     def _env(self, mode: Mode, stage: int) -> VecEnv:
+        """The envs of a stage; started by the first call."""
         if (mode, stage) not in self._envs:
             cfg = self._config(mode)
             spec = env_spec(cfg)

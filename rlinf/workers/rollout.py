@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -13,15 +12,14 @@ from rlinf.data.layout import Columns
 from rlinf.data.noise import Noise
 from rlinf.data.types import ArenaRows, ChunkIndex, EnvStep, Trajectory
 from rlinf.models.policy import Policy
+from rlinf.placement.plan import Mode
 from rlinf.runtime.weight_sync import Receiver
 from rlinf.runtime.worker import Worker
-from rlinf.training.offload import Parking
-
-Mode = Literal["train", "eval"]
+from rlinf.training.offload import HostBuffer
 
 
 def shared_policy(worker: Worker) -> Policy:
-    """The process's policy: rollout and actor in one process hold the same parameters, so nothing is ever synced."""
+    """The policy that all workers of the process share: a rollout beside an actor needs no weight sync."""
     cfg = worker.cfg
 
     def build() -> Policy:
@@ -32,11 +30,11 @@ def shared_policy(worker: Worker) -> Policy:
             policy.load_weights(weights)
         return policy
 
-    return worker.process.share("policy", build)
+    return worker.process.shared("policy", build)
 
 
 def arena_name(rank: int) -> str:
-    """Under which a rollout rank's process shares its arena."""
+    """The name under which a rollout rank's arena is shared in its process."""
     return f"arena-{rank}"
 
 
@@ -46,23 +44,23 @@ class RolloutWorker(Worker):
     def setup(self) -> None:
         self.policy = shared_policy(self)
         self.has_copy = self.rank in self.plan.rollout_copies  # weights of its own, not the actor's
-        self.receiver = Receiver(self.policy, self.process.team("sync"))
-        self._parking = Parking(self.device)
+        self.receiver = Receiver(self.policy, self.process.group("sync"))
+        self._host_buffer = HostBuffer(self.device)
 
     def receive_weights(self) -> None:
-        """Take the actor's current weights over."""
+        """Receive the actor's current weights into this rank's copy."""
         self.receiver.receive()
 
     def offload(self) -> int:
-        """Leave the device to others between rollouts, where this rank has weights of its own; bytes moved."""
+        """Move this rank's copy of the weights, if it has one, to the host; bytes moved."""
         if not self.has_copy:
             return 0
         self.policy.forget_recordings()
-        return self._parking.leave(self.policy.parameters())
+        return self._host_buffer.offload(self.policy.parameters())
 
     def onload(self) -> int:
-        """Come back to the device; bytes moved."""
-        return self._parking.come_back()
+        """Move the copy back to the device; bytes moved."""
+        return self._host_buffer.restore()
 
     def predict(self, step: EnvStep, *, mode: Mode, stage: int, at: ChunkIndex) -> torch.Tensor:
         """Actions f32 [B, C, A] for the envs of one stage."""
@@ -76,7 +74,7 @@ class RolloutWorker(Worker):
         return out.actions.cpu()
 
     def finish(self, step: EnvStep, *, stage: int, at: ChunkIndex) -> None:
-        """Take the last chunk's results and value the observation they led to."""
+        """Store the last chunk's results, and the value of the observation after it."""
         self._store_result(step, stage, at)
         if self.arena.values is not None:
             noise = self._noise(self.plan.env_ids("rollout", self.rank, stage), at)
@@ -84,11 +82,14 @@ class RolloutWorker(Worker):
             self.arena.write_last_values(stage, at.epoch, values)
 
     def trajectory(self) -> Trajectory:
-        """This rank's experience of the iteration, in place."""
+        """This rank's experience of the training step: views of the arena."""
         return self.arena.trajectory()
 
     def experience(self, first: int, end: int, *, reader: int) -> Trajectory | ArenaRows:
-        """What the envs first..end of this rank lived through, for an actor rank: by name where it can look itself."""
+        """The experience of envs first..end (within a stage) of this rank, for the actor rank `reader`.
+
+        Returns a reference to the arena if the reader runs in the same process, else a copy on the CPU.
+        """
         columns = self.arena.columns.of_envs(first, end)
         if self.plan.process_of("rollout", self.rank) == self.plan.process_of("actor", reader):
             return ArenaRows(self.rank, columns)
@@ -99,7 +100,7 @@ class RolloutWorker(Worker):
         """This rank's arena; an actor in the same process reads it in place."""
         env, chunk = self.cfg.env.train, self.policy.spec.num_action_chunks
         ranks = len(self.plan.rollout)
-        return self.process.share(
+        return self.process.shared(
             arena_name(self.rank),
             lambda: Arena(
                 env.max_steps_per_rollout_epoch // chunk,
@@ -110,6 +111,7 @@ class RolloutWorker(Worker):
         )
 
     def _before_chunk(self, step: EnvStep, stage: int, at: ChunkIndex) -> None:
+        """Store the results of the chunk before `at`; at the start of a training step, begin a new one."""
         if at.chunk > 0:
             self._store_result(step, stage, at)
         elif at.epoch == 0 and stage == 0:
@@ -117,7 +119,7 @@ class RolloutWorker(Worker):
             self.arena.cache.clear()
 
     def _store_result(self, step: EnvStep, stage: int, at: ChunkIndex) -> None:
-        """The results of the chunk before `at`, and V(final_obs) of the episodes that ended in it."""
+        """Store the results of the chunk before `at`, and V(final_obs) of the episodes that ended in it."""
         self.arena.write_result(at.chunk - 1, stage, at.epoch, step)
         if self.arena.final_values is None or step.final_rows is None or step.final_obs is None:
             return

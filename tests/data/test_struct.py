@@ -1,8 +1,9 @@
-"""TensorStruct: one implementation of cat, stack, slice and map for every message."""
+"""TensorStruct: one implementation of cat, slice and map for every message."""
 
 import pytest
 import torch
 
+from rlinf.data.struct import num_bytes
 from rlinf.data.types import EnvStep, Observation
 
 
@@ -46,11 +47,6 @@ def test_rows_by_list_index_and_mask_agree(index):
     assert rows.states.flatten().tolist() == [0.0, 2.0]
 
 
-def test_stack_adds_a_leading_dimension():
-    stacked = Observation.stack([observation(2), observation(2)])
-    assert stacked.images.shape == (2, 2, 2, 2, 3)
-
-
 def test_joining_none_with_a_value_is_refused():
     with_wrist = Observation(torch.zeros(1, 2, 2, 3), torch.zeros(1, 1, 2, 2, 3), None, ["x"])
     with pytest.raises(ValueError, match="cannot join None"):
@@ -67,4 +63,4 @@ def test_finished_episodes_follow_their_rows():
 
 
 def test_num_bytes_counts_every_tensor():
-    assert observation(4).num_bytes() == 4 * 12 + 4 * 4
+    assert num_bytes(observation(4)) == 4 * 12 + 4 * 4

@@ -70,7 +70,7 @@ def test_labels_are_clean_and_clipped(tmp_path: Path) -> None:
     assert float(data.actions.abs().max()) <= 1.0
     assert data.states is not None
     moves = (data.states[1:] - data.states[:-1]) / 0.2
-    same = data._last_of[1:] == data._last_of[:-1]  # consecutive frames of one episode
+    same = data.last_frame[1:] == data.last_frame[:-1]  # consecutive frames of one episode
     assert float((moves - data.actions[:-1])[same].abs().max()) > 0.05  # what was executed was noisy
 
 
@@ -109,10 +109,17 @@ def test_no_id_is_played_twice_when_they_run_out(tmp_path: Path, monkeypatch: py
     assert "reach-red: only 3 of 4 episodes succeeded" in lines
 
 
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "demos").mkdir()
+    (tmp_path / "demos/notes.txt").touch()
+    with pytest.raises(UserError, match=r"collect\.output=.*demos is not empty: remove it or choose another folder"):
+        collect_demos(config(tmp_path))
+
+
 def test_a_task_that_never_succeeds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no demonstration succeeded within 1 steps; raise collect\.max_steps"):
         collect_demos(config(tmp_path, max_steps=1, max_attempts=1), on_progress=lambda line: None)
-    assert not (tmp_path / "demos").exists()
+    assert list(tmp_path.iterdir()) == []  # nothing is left of a dataset that failed
     with pytest.raises(UserError, match=r"task 'reach-rad' is not in suite .*did you mean 'reach-red'"):
         collect_demos(config(tmp_path, tasks=["reach-rad"]))
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf.models.policy import find_policy
+from tests.inside import worker
 from tests.runs import make_runner, toy_config
 
 OVERRIDES = ["runner.max_epochs=4", "runner.save_interval=1", "env.train.auto_reset=true", "runner.resume_dir=auto"]
@@ -90,7 +91,7 @@ def test_resume_restores_the_normalisation_statistics(tmp_path):
         runner = make_runner(cfg)
         try:
             runner.train()
-            return [p.detach().double().sum().item() for p in runner.rollout._ranks[0][0].policy.parameters()]
+            return [p.detach().double().sum().item() for p in worker(runner, "rollout").policy.parameters()]
         finally:
             runner.close()
 

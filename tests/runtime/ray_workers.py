@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,20 +83,19 @@ class Probe(Worker):
 
     def wait_for_all(self) -> float:
         """A collective of the actors."""
-        return float(self.process.team("actor").sum(torch.ones(())))
+        return float(self.process.group("actor").sum(torch.ones(())))
 
     def ones(self, rows: int, columns: int) -> torch.Tensor:
         return torch.full((rows, columns), float(self.rank + 1))
 
-    def look(self, x: torch.Tensor | Sequence[torch.Tensor]) -> Seen:
-        first = x if isinstance(x, torch.Tensor) else torch.cat(list(x))
-        return Seen(float(first.sum()), first.data_ptr())
+    def look(self, *x: torch.Tensor) -> Seen:
+        return Seen(sum(float(part.sum()) for part in x), x[0].data_ptr())
 
     def step(self, num_envs: int) -> EnvStep:
         return make_step(self.rank, num_envs)
 
-    def echo(self, step: EnvStep) -> EnvStep:
-        return step
+    def echo(self, value: Any) -> Any:
+        return value
 
 
 def make_step(rank: int, num_envs: int) -> EnvStep:

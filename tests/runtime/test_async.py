@@ -10,11 +10,11 @@ import pytest
 from rlinf.commands.jobs import make_runner
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
-from rlinf.config.schema import Config
+from rlinf.config.schema import RunnerConfig
 from rlinf.errors import UserError
 from rlinf.metrics.run_log import RunLog
 from rlinf.runner import Runner
-from rlinf.runner_async import AsyncRunner
+from rlinf.runner_async import AsyncRunner, next_barrier
 from tests.runs import toy_config
 
 APART = ["cluster.virtual_devices=2", "cluster.component_placement={actor: 0, 'env,rollout': 1}"]
@@ -65,20 +65,13 @@ def test_without_staleness_the_decoupled_loss_is_the_plain_one(tmp_path, ray_add
     assert [m["train/actor/total_loss"] for m in decoupled] == [m["train/actor/total_loss"] for m in plain]
 
 
-def barrier(step: int, *, total: int, evaluate: int, save: int) -> int:
-    """AsyncRunner._barrier without a cluster."""
-    cfg: Config = load_config(
-        "toy_ppo_compact",
-        [f"runner.val_check_interval={evaluate}", f"runner.save_interval={save}", *STALE, *APART],
-    )
-    runner = AsyncRunner.__new__(AsyncRunner)
-    runner.cfg, runner.total_steps = cfg, total
-    return runner._barrier(step)
-
-
-def test_nothing_runs_past_an_evaluation_a_checkpoint_or_the_end():
-    assert [barrier(s, total=10, evaluate=4, save=6) for s in range(10)] == [4, 4, 4, 4, 6, 6, 8, 8, 10, 10]
-    assert [barrier(s, total=3, evaluate=-1, save=-1) for s in range(3)] == [3, 3, 3]
+@pytest.mark.parametrize(
+    ("total", "evaluate", "save", "barriers"),
+    [(10, 4, 6, [4, 4, 4, 4, 6, 6, 8, 8, 10, 10]), (3, -1, -1, [3, 3, 3])],
+)
+def test_nothing_runs_past_an_evaluation_a_checkpoint_or_the_end(total, evaluate, save, barriers):
+    runner = RunnerConfig(val_check_interval=evaluate, save_interval=save)
+    assert [next_barrier(step, runner, total) for step in range(total)] == barriers
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_ranks_set_up_at_once_share_one_object():
         return object()
 
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: process.share("policy", make), range(2))
+        first, second = pool.map(lambda _: process.shared("policy", make), range(2))
     assert first is second
 
 
@@ -35,7 +35,7 @@ def test_components_on_several_accelerators_need_more_than_one_process():
     plan = make_plan(cfg, [2])
     assert not plan.one_process
     assert [p.workers for p in plan.processes] == [(("env", 0), ("rollout", 0)), (("actor", 0),)]
-    assert plan.teams == {"actor": (1,), "sync": (1, 0)}
+    assert plan.process_groups == {"actor": (1,), "sync": (1, 0)}
     with pytest.raises(UserError, match=r"backend=local runs one actor rank .* 1 actor ranks, 2 accelerators"):
         load_config("toy_ppo_compact", [*placed, "cluster.backend=local"], devices=[2])
 
@@ -44,13 +44,13 @@ def test_without_ray_a_plan_of_several_processes_says_what_to_install(monkeypatc
     cfg = load_config("toy_ppo_compact", ["cluster.component_placement={actor: 0, env: 1, rollout: 1}"], devices=[2])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"2 processes, which Ray runs.*\[ray\]"):
-        check_backend(cfg, make_plan(cfg, [2]))
+        check_backend(make_plan(cfg, [2]))
 
 
 def test_the_process_takes_the_accelerator_of_the_plan(monkeypatch):
     cfg = load_config("toy_ppo_compact", ["cluster.component_placement={'actor,env,rollout': 1}"], devices=[2])
     plan = make_plan(cfg, [2])
-    check_backend(cfg, plan)
+    check_backend(plan)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert LocalCluster(cfg, plan).process.device == torch.device("cuda", 1)
     virtual = replace(cfg, cluster=replace(cfg.cluster, virtual_devices=2))

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from ray.exceptions import RayError
 
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
+from rlinf.data.layout import Piece
 from rlinf.errors import SimulatorError, UserError
-from rlinf.runtime.cluster import Routed
 from rlinf.runtime.ray.cluster import RayCluster, RayGroup, reserve_devices
 from tests.runtime.ray_workers import Probe, Seen, make_step
 
@@ -52,9 +53,9 @@ def probes(folder, ray_address) -> Iterator[Probes]:
 def test_workers_of_equal_rank_share_a_process_on_the_planned_node(probes):
     env, rollout, actor = (probes.cluster.get(g.call("where")) for g in (probes.env, probes.rollout, probes.actor))
     assert env == rollout == actor[:2]
-    assert [place.pid for place in actor] == [info.pid for info in probes.cluster._infos]
+    assert [place.pid for place in actor] == [info.pid for info in probes.cluster.processes]
     assert len({place.pid for place in actor}) == 3
-    head, second = (node.id for node in probes.cluster._session.nodes)
+    head, second = (node.id for node in probes.cluster.nodes)
     assert [place.node for place in actor] == [head, head, second]
     assert {place.folder for place in actor} == {os.getcwd()}
     assert {place.threads for place in actor} == {1}
@@ -65,7 +66,7 @@ def test_accelerators_are_reserved_and_shown_to_their_processes_only(probes, mon
     assert [place.devices for place in probes.cluster.get(probes.actor.call("where"))] == ["0", "1", "0"]
     assert ray.available_resources()["GPU"] == 1.0  # of four
     with pytest.raises(UserError, match=r"2 on node 1\) that Ray does not have free"):
-        reserve_devices(probes.cluster._session.nodes, {1: 2})
+        reserve_devices(probes.cluster.nodes, {1: 2}).__enter__()
 
 
 def test_calls_of_a_worker_run_in_order_and_those_of_neighbours_do_not_wait(probes):
@@ -82,10 +83,10 @@ def test_calls_of_a_worker_run_in_order_and_those_of_neighbours_do_not_wait(prob
 
 def test_pieces_are_cut_and_merged_in_global_order(probes):
     rows = [probes.env.one(r, "ones", 4, 3) for r in range(2)]
-    routes = [[(0, 0, 4), (1, 0, 2)], [(1, 2, 4)]]
-    seen = probes.cluster.get(probes.rollout.map("look", Routed(rows, routes)))
+    routes = [[Piece(0, 0, 4), Piece(1, 0, 2)], [Piece(1, 2, 4)]]
+    seen = probes.cluster.get(probes.rollout.map("look", rows, routes))
     assert [s.total for s in seen] == [4 * 3 * 1 + 2 * 3 * 2, 2 * 3 * 2]
-    assert probes.one(probes.actor, 2, "look", rows).total == 4 * 3 * (1 + 2)  # futures in a list
+    assert probes.one(probes.actor, 2, "look", *rows).total == 4 * 3 * (1 + 2)
 
 
 def test_messages_arrive_equal_whatever_their_types(probes):
@@ -96,6 +97,26 @@ def test_messages_arrive_equal_whatever_their_types(probes):
         assert torch.equal(getattr(far, name), getattr(local, name)), name
     assert torch.equal(far.obs.images, local.obs.images)
     assert torch.equal(far.final_obs.states, local.final_obs.states)
+
+
+TENSORS = {
+    "f32": torch.randn(3, 4),
+    "bf16": torch.randn(5).to(torch.bfloat16),
+    "bool": torch.tensor([True, False, True]),
+    "u8": torch.arange(6, dtype=torch.uint8).view(2, 3),
+    "i64, no dimension": torch.tensor(7),
+    "empty": torch.empty(0, 3),
+    "columns of a matrix": torch.arange(12.0).view(3, 4)[:, 1:3],
+    "with a gradient": torch.ones(2, requires_grad=True) * 2,
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_arrive_as_they_were(probes, name):
+    want = TENSORS[name]
+    got = probes.one(probes.actor, 2, "echo", probes.env.one(1, "echo", want))
+    assert (got.dtype, got.shape, got.requires_grad) == (want.dtype, want.shape, False)
+    assert torch.equal(got, want)
 
 
 def test_large_values_are_not_copied_for_their_readers(probes):
@@ -122,7 +143,6 @@ def test_bytes_between_processes_are_counted_exactly(probes):
         ("simulator", SimulatorError, "it keeps failing (rollout rank 1 on node 0)"),
         ("diverged", FloatingPointError, "not finite (rollout rank 1 on node 0)"),
         ("bug", KeyError, "'missing'"),
-        ("unportable", RuntimeError, "UnportableError: a b"),
     ],
 )
 def test_errors_keep_their_type_and_name_the_worker(probes, kind, error, text):
@@ -138,12 +158,15 @@ def test_errors_keep_their_type_and_name_the_worker(probes, kind, error, text):
     assert probes.one(probes.actor, 2, "work", name="goes on") == "goes on"
 
 
-def test_a_failure_is_heard_while_others_wait_for_the_one_that_failed(probes):
+def test_an_error_that_cannot_be_unpickled_is_told_in_words(probes):
+    with pytest.raises(RayError, match=r"(?s)UnportableError: a b.*in rollout rank 1 on node 0"):
+        probes.one(probes.rollout, 1, "fail", "unportable")
+
+
+def test_a_failure_is_raised_while_others_wait_for_the_one_that_failed(probes):
     waiting = [probes.actor.one(rank, "wait_for_all") for rank in (0, 1)]
-    failed = probes.actor.one(2, "fail", "user")
     with pytest.raises(UserError, match=r"actor rank 2 on node 1"):
-        probes.cluster.get(waiting)
-    del failed
+        probes.cluster.get([*waiting, probes.actor.one(2, "fail", "user")])
     assert probes.cluster.get([*waiting, probes.actor.one(2, "wait_for_all")]) == [3.0, 3.0, 3.0]
 
 

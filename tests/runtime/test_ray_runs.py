@@ -13,6 +13,7 @@ from rlinf.config.schema import Config
 from rlinf.data.types import Trajectory
 from rlinf.metrics.run_log import RunLog
 from rlinf.runner import Runner
+from tests.inside import pids
 from tests.runs import toy_config, wait_gone
 
 
@@ -62,7 +63,7 @@ def test_every_placement_trains(tmp_path, ray_address, name):
     assert all(m["train/actor/optimizer_steps"] > 0 and m["env/restarts"] == 0 for m in metrics)
     assert all((m["sync/bytes"] > 0) == (copies > 0) for m in metrics)
     assert metrics[0]["train/actor/logprob_gap"] <= 2e-5  # the rollout's log-probs are those of the actor's weights
-    assert wait_gone([info.pid for info in runner.cluster._infos])
+    assert wait_gone(pids(runner))
 
 
 SEPARATE = ["cluster.virtual_devices=3", "cluster.component_placement={env: 0, rollout: 1, actor: 2}"]
@@ -77,7 +78,7 @@ def play(cfg: Config, *, devices: list[int] | None = None) -> tuple[list[Traject
         for step in range(2):
             metrics.append(runner.step(step))
             parts = runner.cluster.get(runner.rollout.call("trajectory"))
-            experience.append(Trajectory.cat_envs(parts).map(torch.clone))
+            experience.append(Trajectory.cat(parts, dim=1).map(torch.clone))
     finally:
         runner.close()
     return experience, metrics

@@ -2,19 +2,19 @@
 
 import json
 import re
+from contextlib import suppress
 
 import pytest
 
 from rlinf.errors import UserError
-from rlinf.storage.step_checkpoint import Manifest, find_resume, save_checkpoint
+from rlinf.storage.step_checkpoint import Manifest, find_resume, new_checkpoint
 
 
 def save(root, step, keep=0, text="weights"):
-    def write(folder):
+    with new_checkpoint(root, step, config_hash="h", keep=keep) as folder:
         (folder / "actor").mkdir()
         (folder / "actor" / "w.bin").write_text(text)
-
-    return save_checkpoint(root, step, write, config_hash="h", versions={"torch": "x"}, keep=keep)
+    return root / f"global_step_{step}"
 
 
 def rewrite(folder, **keys):
@@ -31,14 +31,12 @@ def test_manifest_lists_every_file(tmp_path):
 
 def test_an_interrupted_write_leaves_the_last_one_in_charge(tmp_path):
     save(tmp_path, 1)
-
-    def dies(folder):
+    with suppress(OSError), new_checkpoint(tmp_path, 2, config_hash="h") as folder:
         (folder / "half").write_text("x")
         raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(tmp_path, 2, dies, config_hash="h", versions={})
+    assert [path.name for path in tmp_path.iterdir()] == ["global_step_1"]
     assert find_resume(tmp_path, "auto", print).name == "global_step_1"
+    (tmp_path / ".tmp-global_step_7").mkdir()  # of a run that was killed
     save(tmp_path, 2)
     assert not list(tmp_path.glob(".tmp-*"))
 
@@ -92,4 +90,4 @@ def test_keep_never_takes_the_one_just_saved(tmp_path):
 
 def test_nothing_but_json_and_listed_files(tmp_path):
     folder = save(tmp_path, 1)
-    assert json.loads((folder / "manifest.json").read_text())["versions"] == {"torch": "x"}
+    assert "torch" in json.loads((folder / "manifest.json").read_text())["versions"]

@@ -12,14 +12,14 @@ from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import OptimConfig
 from rlinf.metrics.names import expand
-from rlinf.models.nn.packed import Packed
 from rlinf.models.policy import Policy, find_policy
-from rlinf.runtime.process_group import Team
+from rlinf.runtime.process_group import ProcessGroup
 from rlinf.runtime.worker import Process
 from rlinf.training import offload
-from rlinf.training.offload import ActorMemory, Parking
-from rlinf.training.parallel import Alone
+from rlinf.training.offload import ActorMemory, HostBuffer
+from rlinf.training.parallel import SingleRank
 from rlinf.workers.rollout import RolloutWorker
+from tests.inside import joined_weights, still_joined, worker
 from tests.runs import make_runner, toy_config
 
 CPU = torch.device("cpu")
@@ -53,71 +53,68 @@ def same(a, b) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_a_parked_tensor_has_no_memory_and_comes_back_with_its_views(monkeypatch):
+def test_an_offloaded_tensor_has_no_memory_and_comes_back_with_its_views(monkeypatch):
     monkeypatch.setattr(offload, "CHUNK_BYTES", 1000)  # tensors lie across several
     base = torch.arange(600.0)
     view, other = base[200:], torch.randn(7).to(torch.bfloat16)
     parameter = nn.Parameter(base[:200])
     want = bits([base, view, other])
-    parking = Parking(CPU)
-    assert parking.leave([parameter, view, other, torch.empty(0)]) == 600 * 4 + 7 * 2
+    buffer = HostBuffer(CPU)
+    assert buffer.offload([parameter, view, other, torch.empty(0)]) == 600 * 4 + 7 * 2
     assert base.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
-    assert parking.leave([other]) == 0  # all of it is away already
-    assert parking.come_back() == 600 * 4 + 7 * 2
+    assert buffer.offload([other]) == 0  # all of it is away already
+    assert buffer.restore() == 600 * 4 + 7 * 2
     assert same([base, view, other], want)
     base[0] = -1
     assert parameter[0] == -1
-    assert parking.come_back() == 0
+    assert buffer.restore() == 0
 
 
 def test_host_memory_is_allocated_once(monkeypatch):
     monkeypatch.setattr(offload, "CHUNK_BYTES", 1000)
-    parking, x = Parking(CPU), torch.arange(600.0)
-    parking.leave([x])
-    parking.come_back()
-    first = [chunk.data_ptr() for chunk in parking._chunks]
-    assert [len(chunk) for chunk in parking._chunks] == [1000, 1000, 400]
-    parking.leave([x])
-    parking.come_back()
-    assert [chunk.data_ptr() for chunk in parking._chunks] == first
-    parking.leave([x, torch.zeros(1000, dtype=torch.uint8)])
-    parking.come_back()
-    assert [len(chunk) for chunk in parking._chunks] == [1000, 1000, 1000, 400]
+    buffer, x = HostBuffer(CPU), torch.arange(600.0)
+    buffer.offload([x])
+    buffer.restore()
+    first = [chunk.data_ptr() for chunk in buffer.chunks]
+    assert [len(chunk) for chunk in buffer.chunks] == [1000, 1000, 400]
+    buffer.offload([x])
+    buffer.restore()
+    assert [chunk.data_ptr() for chunk in buffer.chunks] == first
+    buffer.offload([x, torch.zeros(1000, dtype=torch.uint8)])
+    buffer.restore()
+    assert [len(chunk) for chunk in buffer.chunks] == [1000, 1000, 1000, 400]
 
 
 def test_joined_projections_stay_joined():
     cfg = load_config("toy_ppo_compact").actor.model
     policy = find_policy("openpi").build(cfg, CPU, seed=0)
-    blocks = [part for part in policy.modules() if isinstance(part, Packed) and part._joined]
-    assert blocks
+    assert joined_weights(policy)
     want, size = bits(policy.parameters()), sum(p.nbytes for p in policy.parameters())
-    parking = Parking(CPU)
-    assert parking.leave(policy.parameters()) == size  # each joined weight once
+    buffer = HostBuffer(CPU)
+    assert buffer.offload(policy.parameters()) == size  # each joined weight once
     taken = [torch.ones(50_000) for _ in range(20)]  # so that weights come back to other places
-    parking.come_back()
+    buffer.restore()
     assert same(policy.parameters(), want)
     with torch.no_grad():
-        for block in blocks:
-            for group, joined in block._joined.items():
-                layers = block._layers(group)
-                assert joined.is_current(layers)
-                layers[0].weight.add_(1)
-                assert torch.equal(joined.weight[: len(layers[0].weight)], layers[0].weight)
+        assert all(still_joined(policy))
+        for weight, first in joined_weights(policy):
+            first.add_(1)
+            assert torch.equal(weight[: len(first)], first)
     assert len(taken) == 20
 
 
-@pytest.mark.parametrize("weights_leave", [False, True], ids=["shared weights", "own weights"])
-def test_an_optimiser_that_was_away_continues_bit_equal(weights_leave):
+@pytest.mark.parametrize("owns_weights", [False, True], ids=["shared weights", "own weights"])
+def test_an_optimiser_that_was_away_continues_bit_equal(owns_weights):
     policies = Mixed(), Mixed()
     cfg = replace(load_config("toy_ppo_compact").actor, optim=OptimConfig(lr=1e-2, value_lr=1e-2))
-    parallels = [Alone(policy, cfg, Team()) for policy in policies]
+    parallels = [SingleRank(policy, cfg, ProcessGroup()) for policy in policies]
     optimizers = [parallel.optimizer for parallel in parallels]
-    memory = ActorMemory(parallels[1], CPU, weights_leave=weights_leave)
+    memory = ActorMemory(parallels[1], CPU, owns_weights=owns_weights)
     for _ in range(3):
         for policy, optimizer in zip(policies, optimizers, strict=True):
             step(policy, optimizer)
         out = memory.offload()
-        assert (policies[1].frozen.weight.untyped_storage().nbytes() == 0) == weights_leave
+        assert (policies[1].frozen.weight.untyped_storage().nbytes() == 0) == owns_weights
         assert all(s.untyped_storage().nbytes() == 0 for m in optimizers[1].state.values() for s in m.values())
         assert all(p.grad is None for p in policies[1].parameters())
         with memory.weights():
@@ -125,13 +122,13 @@ def test_an_optimiser_that_was_away_continues_bit_equal(weights_leave):
         back = memory.onload()
     trained, heads, frozen = 20, 5, 20  # numbers: bf16 with fp32 copies, fp32, fp32
     state = 2 * 4 * (trained + heads) + 4 * 4 + 4 * trained  # moments, step counters, fp32 copies
-    weights = (2 * trained + 4 * heads + 4 * frozen) * weights_leave
+    weights = (2 * trained + 4 * heads + 4 * frozen) * owns_weights
     assert out == state + weights
     assert back == state + 3 * weights  # to the block above and back, then home
     assert same(policies[0].parameters(), policies[1].parameters())
 
 
-def test_only_a_copy_of_the_weights_leaves_with_the_rollout():
+def test_only_a_copy_of_the_owns_weightss_with_the_rollout():
     cfg = load_config("toy_ppo_compact", ["cluster.component_placement={actor: 0, 'env,rollout': 1}"], devices=[2])
     apart = make_plan(cfg, [2])
     for plan, moves in ((apart, True), (replace(apart, rollout=apart.actor), False)):
@@ -152,7 +149,7 @@ def test_a_run_with_offload_is_the_run_without(tmp_path):
             metrics = [runner.step(0)]
             runner.save()
             metrics.append(runner.step(1))
-            actor = runner.actor._ranks[0][0]
+            actor = worker(runner, "actor")
             policy, state = actor.policy, actor.optimizer.state.values()
             assert all(p.untyped_storage().nbytes() > 0 for p in policy.parameters())  # rollouts read them
             size = sum(x.nbytes for tensors in state for x in tensors.values())

@@ -16,33 +16,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlinf.config.schema import FsdpConfig
 from rlinf.errors import UserError
 from rlinf.metrics.reduce import Accumulator
-from rlinf.models.nn.packed import Packed
-from rlinf.runtime import process_group as distributed
-from rlinf.runtime.process_group import Team
+from rlinf.runtime.process_group import ProcessGroup, disconnect, group_of_one
 from rlinf.training.optimizer_files import Rows, load_state, save_state
-from rlinf.training.parallel import Alone, Replicated, make_parallel, sum_gradients
-from rlinf.training.sharding import Sharded, _choose
+from rlinf.training.parallel import Replicated, SingleRank, make_parallel, sum_gradients
+from rlinf.training.sharding import Sharded, choose_sharded
+from rlinf.workers.actor import MicroBatch
 from tests.actor_jobs import CPU, Case, make_worker
+from tests.inside import still_joined
 
 PI0 = Case("openpi")
 NO_SHARD = FsdpConfig(strategy="no_shard")
 
 
 @pytest.fixture(scope="module")
-def one() -> Iterator[Team]:
-    """A team of one with a group."""
-    yield distributed.alone(CPU)
-    distributed.disconnect()
+def one() -> Iterator[ProcessGroup]:
+    """A group of one with a torch handle."""
+    yield group_of_one(CPU)
+    disconnect()
 
 
 # --------------------------------------------------------------------------- gradients
-def summed(team: Team) -> list[Any]:
+def summed(group: ProcessGroup) -> list[Any]:
     """Gradients of four tensors: on both ranks, on rank 0, on rank 1, on none; two tensors travel at a time."""
     tensors = [torch.zeros(2, 2) for _ in range(4)]
     for i, tensor in enumerate(tensors):
-        if i == 0 or i == team.rank + 1:
-            tensor.grad = torch.full((2, 2), 1.0 + team.rank)
-    sum_gradients(tensors, team, bucket_bytes=32)
+        if i == 0 or i == group.rank + 1:
+            tensor.grad = torch.full((2, 2), 1.0 + group.rank)
+    sum_gradients(tensors, group, bucket_size=8)
     return [None if t.grad is None else t.grad.flatten().tolist() for t in tensors]
 
 
@@ -64,14 +64,14 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def collectives(team: Team, case: Case) -> list[dict[str, int]]:
+def collectives(group: ProcessGroup, case: Case) -> list[dict[str, int]]:
     """What travels in the forward and backward pass of a micro batch that is not the last, and of the last."""
-    worker = make_worker(team, case)
+    worker, micro = make_worker(group, case), MicroBatch(torch.arange(6), weight=1.0, cached=False)
     counts = []
     with worker.parallel.training(0):
         for last in (False, True):
             with Collectives() as seen:
-                loss = worker._loss(torch.arange(6), Accumulator(), critic_only=False, measure_gap=False, cached=False)
+                loss = worker.loss(micro, Accumulator(), critic_only=False, measure_gap=False)
                 worker.parallel.backward(loss, last=last)
             counts.append(dict(seen.counts))
     return counts
@@ -98,9 +98,9 @@ def test_nothing_travels_that_need_not(ranks, keys, want):
 
 
 # --------------------------------------------------------------------------- what is chosen
-def test_one_rank_shares_with_nobody():
-    policy, actor = make_worker(Team(), PI0).policy, PI0.config().actor
-    assert type(make_parallel(policy, actor, Team())) is Alone
+def test_one_rank_trains_by_itself():
+    policy, actor = make_worker(ProcessGroup(), PI0).policy, PI0.config().actor
+    assert type(make_parallel(policy, actor, ProcessGroup())) is SingleRank
 
 
 def test_the_keys_choose(one):
@@ -123,13 +123,13 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32, learns: bool = Tr
 def test_a_unit_shards_matrices_of_one_learning_dtype():
     low, norm, small = parameter(4, 8, dtype=torch.bfloat16), parameter(8), parameter(2, 2)
     frozen, narrow = parameter(4, 4, dtype=torch.bfloat16, learns=False), parameter(1, 64, dtype=torch.bfloat16)
-    assert _choose([low, norm, small, frozen, narrow], ranks=2) == ({low, frozen}, torch.bfloat16)
+    assert choose_sharded([low, norm, small, frozen, narrow], ranks=2) == ({low, frozen}, torch.bfloat16)
 
 
 def test_adapters_are_sharded_beside_their_frozen_base():
     base, adapter = parameter(8, 8, dtype=torch.bfloat16, learns=False), parameter(4, 8)
-    assert _choose([base, adapter], ranks=2) == ({base, adapter}, None)
-    assert _choose([base], ranks=2) == ({base}, None)
+    assert choose_sharded([base, adapter], ranks=2) == ({base, adapter}, None)
+    assert choose_sharded([base], ranks=2) == ({base}, None)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_every_parameter_is_held_once(one, model, example):
     worker = make_worker(one, Case(model, example))
     sharded = worker.parallel
     assert isinstance(sharded, Sharded)
-    placed = [place.name for unit in sharded.units for place in unit.places]
+    placed = [name for unit in sharded.units for name in unit.names]
     names = {name for name, p in worker.policy.named_parameters() if p.ndim > 1}
     assert sorted(placed) == sorted(names)
     skeleton = dict(sharded.network.policy.named_parameters())
@@ -160,14 +160,8 @@ def test_the_policy_gives_its_memory_back_while_it_is_trained(one):
             local.add_(1.0)
     for name, p in policy.named_parameters():
         assert torch.equal(p, before[name] + (1.0 if p.ndim > 1 else 0.0))
-    joined = [
-        block.is_current(part._layers(group))
-        for part in policy.modules()
-        if isinstance(part, Packed)
-        for group, block in part._joined.items()
-    ]
-    assert joined
-    assert all(joined)
+    assert still_joined(policy)
+    assert all(still_joined(policy))
 
 
 def test_scoring_without_gradients_sees_the_newest_weights(one):

@@ -182,5 +182,5 @@ def test_a_refused_run_leaves_nothing_behind(dataset: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(("most", "kept"), [(None, set()), (0.5, {"linear.weight"})])
 def test_only_a_band_keeps_weights_and_only_those_that_move(most: float | None, kept: set[str]) -> None:
     options = SftConfig(dataset="", output="", stop_at_success=0.3, stop_at_most=most)
-    examiner = sft._Examiner(LinearPolicy(), options, lambda policy: 0.0, sft._Log(), silent)
-    assert examiner.below.keys() == kept
+    check = sft.SuccessCheck(LinearPolicy(), options, lambda policy: 0.0, sft.SftLog(), silent)
+    assert check.below.keys() == kept

@@ -19,7 +19,7 @@ from rlinf.models.openpi.config import Config as OpenPi
 from rlinf.models.openpi.config import OpenPiOptions
 from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.simulators import toy
-from rlinf.training.sft import _Readout, train_sft
+from rlinf.training.sft import StateReadout, train_sft
 
 CPU = torch.device("cpu")
 M = 16
@@ -76,7 +76,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_readout_starts_at_the_variance_and_drops_columns_that_stand_still():
     states = torch.tensor([[0.0, 7.0, -3.0], [4.0, 7.0, 1.0], [8.0, 7.0, -1.0]])
-    readout = _Readout(2, states, CPU)
+    readout = StateReadout(2, states, CPU)
     torch.testing.assert_close(readout.targets, torch.tensor([[-1.0, -1.0], [0.0, 1.0], [1.0, 0.0]]))
     tokens = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
     assert readout.loss(torch.randn(3, 2), [0, 1, 2]).item() == pytest.approx(2 / 3)  # (M - 1) / M of unit variances

@@ -8,6 +8,7 @@ import torch
 from rlinf.data.types import Trajectory
 from rlinf.rollout_loop import roll_out
 from rlinf.workers.rollout import shared_policy
+from tests.inside import worker
 from tests.runs import make_runner, toy_config
 
 
@@ -29,7 +30,7 @@ def rollout(folder, *overrides) -> Trajectory:
             )
         )
         parts = runner.cluster.get(runner.rollout.call("trajectory"))
-        return Trajectory.cat_envs(parts).map(torch.clone)
+        return Trajectory.cat(parts, dim=1).map(torch.clone)
     finally:
         runner.close()
 
@@ -75,7 +76,7 @@ def test_first_minibatch_ratio_is_one(tmp_path):
 def test_log_probs_of_the_rollout_are_those_of_the_update(tmp_path):
     runner = make_runner(toy_config(tmp_path, "env.train.rollout_epoch=1"))
     try:
-        policy = shared_policy(runner.actor._ranks[0][0])
+        policy = shared_policy(worker(runner, "actor"))
         runner.cluster.get(roll_out(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4))
         (traj,) = runner.cluster.get(runner.rollout.call("trajectory"))
         rows = {k: v.flatten(0, 1) for k, v in traj.replay.items()}  # another batch size than the rollout's
@@ -99,7 +100,7 @@ def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
         cfg = toy_config(tmp_path / str(micro), *sizes, "actor.optim.clip_grad=1e9", "actor.optim.lr=0")
         runner = make_runner(cfg)
         try:
-            worker = runner.actor._ranks[0][0]
+            actor = worker(runner, "actor")
             runner.cluster.get(
                 roll_out(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=4)
             )
@@ -108,13 +109,13 @@ def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
             mask = torch.zeros(4, 16, 1, dtype=torch.bool)
             mask[0], mask[1, :3], mask[3, 5:7] = True, True, True
             n = torch.arange(1.0, 17.0)[None, :, None].expand(4, 16, 1)
-            worker.targets = replace(
-                worker.targets,
+            actor.targets = replace(
+                actor.targets,
                 mask=None if mask_kind == "none" else mask,
                 mask_sum=n if mask_kind == "weighted" else None,
             )
-            worker._optimizer_step(torch.arange(64), first=False)
-            gradients = [p.grad for _, p in worker.policy.trainable_parameters() if p.grad is not None]
+            actor.optimizer_step(torch.arange(64), first=False)
+            gradients = [p.grad for _, p in actor.policy.trainable_parameters() if p.grad is not None]
             return torch.cat([g.flatten() for g in gradients])
         finally:
             runner.close()
@@ -127,8 +128,7 @@ def test_ranks_of_a_rollout_share_the_actors_policy(tmp_path):
     placed = "cluster.component_placement={env: 0, rollout: 0:0-1, actor: 0}"
     runner = make_runner(toy_config(tmp_path, placed))
     try:
-        (actor, _), *_ = runner.actor._ranks
-        assert [worker.policy is actor.policy for worker, _ in runner.rollout._ranks] == [True, True]
+        assert all(worker(runner, "rollout", rank).policy is worker(runner, "actor").policy for rank in (0, 1))
     finally:
         runner.close()
 
@@ -137,7 +137,7 @@ def test_weights_from_a_file_in_the_home_folder_are_loaded(tmp_path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     given = make_runner(toy_config(tmp_path))
     try:
-        policy = given.actor._ranks[0][0].policy
+        policy = worker(given, "actor").policy
         with torch.no_grad():
             for _, parameter in policy.trainable_parameters():
                 parameter.add_(1.0)
@@ -147,7 +147,7 @@ def test_weights_from_a_file_in_the_home_folder_are_loaded(tmp_path, monkeypatch
         given.close()
     runner = make_runner(toy_config(tmp_path, "runner.ckpt_path=~/trained/model.safetensors"))
     try:
-        got = runner.actor._ranks[0][0].policy.state_dict()
+        got = worker(runner, "actor").policy.state_dict()
     finally:
         runner.close()
     assert all(torch.equal(got[k], want[k]) for k in want)

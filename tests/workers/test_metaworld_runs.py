@@ -13,6 +13,7 @@ from rlinf.config.schema import Config
 from rlinf.data.types import Trajectory
 from rlinf.rollout_loop import roll_out
 from rlinf.storage.step_checkpoint import Manifest
+from tests.inside import worker
 from tests.runs import make_runner
 
 RENDER = "{image_size: 64, render: fast}"
@@ -64,7 +65,7 @@ def rollout(cfg: Config) -> Trajectory:
         runner.cluster.get(
             roll_out(runner.env, runner.rollout, runner.plan, mode="train", step=0, epochs=1, chunks=chunks)
         )
-        return Trajectory.cat_envs(runner.cluster.get(runner.rollout.call("trajectory"))).map(torch.clone)
+        return Trajectory.cat(runner.cluster.get(runner.rollout.call("trajectory")), dim=1).map(torch.clone)
     finally:
         runner.close()
 
@@ -125,8 +126,7 @@ def test_the_prefix_cache_changes_no_metric(tmp_path):
         runner = make_runner(cfg)
         try:
             metrics.append(runner.step(0))
-            (worker, _), *_ = runner.rollout._ranks
-            held.append(worker.arena.cache.get(torch.arange(64)) is not None)
+            held.append(worker(runner, "rollout").arena.cache.get(torch.arange(64)) is not None)
         finally:
             runner.close()
     assert held == [True, False]

@@ -11,6 +11,7 @@ import torch
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.storage.step_checkpoint import Manifest
+from tests.inside import worker
 from tests.runs import make_runner, toy_config
 
 SHORT = ["runner.max_epochs=1", "algorithm.update_epoch=1", "env.train.total_num_envs=8", "env.train.rollout_epoch=1"]
@@ -64,8 +65,7 @@ def test_toy_recipes_train_evaluate_and_save(tmp_path, name, more):
     assert Manifest.read(folder).step == 1
     again = make_runner(toy_config(tmp_path / "again", *SHORT, *BATCH, *more, f"runner.ckpt_path={folder}", name=name))
     try:
-        (worker, _), *_ = again.rollout._ranks
-        assert worker.policy.cfg.model_path == str(folder / "actor/model")
+        assert worker(again, "rollout").policy.cfg.model_path == str(folder / "actor/model")
     finally:
         again.close()
 
@@ -93,8 +93,7 @@ def test_one_and_two_stages_give_equal_tokens(tmp_path):
         runner = make_runner(cfg)
         try:
             runner.step(0)
-            (worker, _), *_ = runner.rollout._ranks
-            trajectories.append(worker.trajectory().map(torch.clone))
+            trajectories.append(worker(runner, "rollout").trajectory().map(torch.clone))
         finally:
             runner.close()
     one, two = trajectories

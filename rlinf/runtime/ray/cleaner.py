@@ -1,7 +1,8 @@
-"""`python cleaner.py FOLDER`: outlives a run for a moment and removes what it could not. Standard library only.
+"""`python cleaner.py FOLDER`: removes the private folder of a Ray cluster when its run is over. Standard library only.
 
-It waits for the end of its input, which is the end of the run however that came, kill -9 included. If the folder is
-still there, it ends every process that has a file of it open, and removes it.
+It waits for the end of its input, which is the end of the run however that came, kill -9 included. Ray's own processes
+end with the run, but for two agents that would live for another minute: whoever still has a file of the folder open is
+killed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ DEADLINE_S = 60.0
 
 
 def holders(folder: str) -> list[int]:
-    """Processes of this user with an open file below `folder`."""
+    """Processes of this user with an open file below `folder`, but for the one that started this program."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        if int(process.name) == os.getpid():
+        if int(process.name) == os.getppid():  # a run that has ended in order, and still has Ray's log open
             continue
-        with contextlib.suppress(OSError):  # it ended, or is another user's
-            if any(os.readlink(fd).startswith(folder) for fd in (process / "fd").iterdir()):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if any(os.readlink(fd).startswith(folder + os.sep) for fd in (process / "fd").iterdir()):
                 found.append(int(process.name))
     return found
 
@@ -33,11 +34,10 @@ def main(folder: str) -> None:
     sys.stdin.buffer.read()
     deadline = time.monotonic() + DEADLINE_S
     while os.path.exists(folder) and time.monotonic() < deadline:
-        for pid in holders(folder + os.sep):
+        for pid in holders(folder):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -1,48 +1,51 @@
-"""Several processes: each is a Ray actor, each of its workers a queue of it; values pass from actor to actor.
+"""Several processes: each is a Ray actor, each of its workers a queue of that actor; values pass from actor to actor.
 
 The only file that imports Ray. Ray runs the calls of a concurrency group in the order they were issued, and those of
-different groups independently: with one group of size 1 per worker, calls behave as in runtime/local.py.
+different groups independently: with one group of size 1 per worker, calls behave as in runtime/local.py. A call that
+waits for the value of one that failed fails with the same error.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import ray
-import torch
+from packaging.version import Version
 from ray._private import services as ray_services
 from ray._private import worker as ray_driver
 from ray._raylet import Config as RayEnvironment  # type: ignore[attr-defined]  # its stub lacks it
-from ray.exceptions import AuthenticationError, GetTimeoutError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rlinf.config.schema import Config
-from rlinf.errors import SimulatorError, UserError, WorkerDiedError
+from rlinf.errors import UserError, WorkerDiedError
 from rlinf.placement.grammar import COMPONENTS
 from rlinf.placement.plan import Plan
-from rlinf.runtime.cluster import Routed
+from rlinf.runtime.cluster import Route
+from rlinf.runtime.ray import session
 from rlinf.runtime.ray.devices import sort_devices, wanted_devices
-from rlinf.runtime.ray.host import Failure, Host, HostInfo, Notice, cause_of_death, first_line
-from rlinf.runtime.ray.messages import Call, Hole, pack, unpack
-from rlinf.runtime.ray.session import LOOPBACK, PrivateFolder, check_reachable, make_secret
+from rlinf.runtime.ray.worker_process import EXPLAINED, ProcessInfo, WorkerProcess
 from rlinf.runtime.worker import Worker
 
-OLDEST_RAY = (2, 59)  # orders calls by concurrency group, and starts clusters behind a token
+OLDEST_RAY = "2.59"  # orders calls by concurrency group, and starts clusters behind a token
 HEAD = "node:__internal_head__"  # a resource of the head only
+ZERO_COPY = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}  # processes send CPU tensors as buffers, read where they lie
 NODES_DEADLINE_S = 15.0  # for all nodes of a cluster to show up
 RESERVE_DEADLINE_S = 30.0  # for Ray to give the accelerators
 ANSWER_DEADLINE_S = 5.0  # of a process that is asked whether it is alive
-CLOSE_DEADLINE_S = 30.0  # for workers to give everything back
-HASTY_DEADLINE_S = 3.0  # the same after a failure or an interrupt: some may wait for the dead
+CLOSE_DEADLINE_S = 30.0  # for workers to free what they hold
+CLOSE_FAILED_DEADLINE_S = 3.0  # the same after a failure or an interrupt: some may wait for a dead process
+LISTEN_S = 0.5  # while the driver waits for values, it looks this often for warnings and for dead processes
 
 logger = logging.getLogger(__name__)
 
@@ -54,61 +57,48 @@ class Future(NamedTuple):
     process: int
 
 
-class Actor(Host):
-    """Host as Ray runs it."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        send_tensors_as_buffers()
-        super().__init__(*args, **kwargs)
-
-
 class RayGroup:
     """The ranks of one worker class, each in some process."""
 
-    def __init__(self, hosts: Sequence[Any], processes: Sequence[int], role: str) -> None:
-        self._calls = [_method(hosts[p], role, "call") for p in processes]
+    def __init__(self, actors: Sequence[Any], processes: Sequence[int], role: str) -> None:
+        self._calls = [_method(actors[p], role, "call") for p in processes]
         self._processes, self._role = processes, role
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def one(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Future:
-        futures: list[Future] = []
-        holes = tuple(_dig(arg, futures) for arg in args)
-        return self._submit(rank, Call(method, holes, kwargs, tuple(f.process for f in futures)), futures)
+        return self._submit(rank, method, args, kwargs)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Future]:
         return [self.one(rank, method, *args, **kwargs) for rank in range(len(self))]
 
-    def map(self, method: str, routed: Routed, **kwargs: Any) -> list[Future]:
-        results = []
-        for rank, route in enumerate(routed.routes):
-            pieces = [routed.futures[source] for source, _, _ in route]
-            cuts = tuple((lo, hi) for _, lo, hi in route)
-            call = Call(method, (), kwargs, tuple(f.process for f in pieces), cuts)
-            results.append(self._submit(rank, call, pieces))
-        return results
+    def map(self, method: str, futures: Sequence[Future], routes: Sequence[Route], **kwargs: Any) -> list[Future]:
+        return [
+            self._submit(rank, method, [futures[piece.rank] for piece in route], kwargs, route)
+            for rank, route in enumerate(routes)
+        ]
 
-    def _submit(self, rank: int, call: Call, futures: Sequence[Future]) -> Future:
-        ref = self._calls[rank].remote(self._role, call, *(f.ref for f in futures))
+    def _submit(self, rank: int, method: str, args: Sequence, kwargs: dict, route: Route | None = None) -> Future:
+        sources = [arg.process if isinstance(arg, Future) else None for arg in args]
+        values = [arg.ref if isinstance(arg, Future) else arg for arg in args]  # Ray waits for the values of refs
+        ref = self._calls[rank].remote(self._role, method, kwargs, sources, route, *values)
         return Future(ref, self._processes[rank])
 
 
 class RayCluster:
-    """Processes of a plan on a Ray cluster that was started for this run, or joined."""
+    """The processes of a plan on a Ray cluster that was started for this run, or joined."""
 
     def __init__(self, cfg: Config, plan: Plan) -> None:
         self.cfg, self.plan = cfg, plan
-        self._hosts: list[Any] = []
-        self._infos: list[HostInfo] = []
-        self._alarms: list[Any] = []  # one per process: ready when it has something to say, or is dead
+        self.processes: list[ProcessInfo] = []
+        self._actors: list[Any] = []
+        self._warnings: list[Any] = []  # for each process, the future of its next warning; fails when it dies
+        self._shown: set[str] = set()
         self._groups: list[RayGroup] = []
-        self._lock = threading.Lock()
-        self._raised: set[tuple[int, int]] = set()
-        self._warned: set[str] = set()
-        self._hasty = self._closed = False
-        self._reserved: PlacementGroup | None = None
-        self._session = open_session(cfg)
+        self._failed = self._closed = False
+        self._session = ExitStack()
+        self.nodes = self._session.enter_context(open_session(cfg))
         try:
             self._start_processes()
         except BaseException:
@@ -116,12 +106,12 @@ class RayCluster:
             raise
 
     def launch(self, worker_cls: type[Worker], role: str) -> RayGroup:
-        """Add every rank of `role` to its process and set it up."""
+        """Construct every rank of `role` in its process and set it up."""
         try:
             places = [self.plan.process_of(role, rank) for rank in range(len(self.plan.slots(role)))]
-            adds = [_method(self._hosts[p], "control", "add") for p in places]
+            adds = [_method(self._actors[p], "control", "add") for p in places]
             self._get([add.remote(worker_cls, role, rank) for rank, add in enumerate(adds)])
-            self._groups.append(RayGroup(self._hosts, places, role))
+            self._groups.append(RayGroup(self._actors, places, role))
             self.get(self._groups[-1].call("setup"))
             return self._groups[-1]
         except BaseException:
@@ -135,130 +125,99 @@ class RayCluster:
         return sum(self._ask("drain_bytes"))
 
     def shutdown(self) -> None:
-        """End every process; workers that are not stuck give back what they hold first."""
+        """End every process; workers that are not stuck free what they hold first."""
         if self._closed:
             return
         self._closed = True
         try:
-            stops = [_method(host, "control", "stop").remote() for host in self._hosts]
+            stops = [_method(actor, "control", "stop").remote() for actor in self._actors]
             closes = [future.ref for group in self._groups for future in group.call("close")]
-            deadline = HASTY_DEADLINE_S if self._hasty else CLOSE_DEADLINE_S
-            if stops:
-                ray.wait([*stops, *closes], num_returns=len(stops) + len(closes), timeout=deadline)
+            _wait([*stops, *closes], CLOSE_FAILED_DEADLINE_S if self._failed else CLOSE_DEADLINE_S)
         finally:
-            for host in self._hosts:
-                ray.kill(host)
-            if self._alarms:  # those of dead processes are ready
-                ray.wait(self._alarms, num_returns=len(self._alarms), timeout=HASTY_DEADLINE_S)
-            if self._reserved is not None:
-                remove_placement_group(self._reserved)
+            for actor in self._actors:
+                ray.kill(actor)
+            _wait(self._warnings, CLOSE_FAILED_DEADLINE_S)  # those of dead processes are ready
             self._session.close()
 
     def _start_processes(self) -> None:
-        nodes = self._session.nodes
         wanted = {} if self.cfg.cluster.virtual_devices else wanted_devices(self.plan)
-        ids = None
-        if wanted:
-            self._reserved, ids = reserve_devices(nodes, wanted)
-        # Two threads for control: a process that waits for others can still be asked whether it lives.
-        queues = {**dict.fromkeys(COMPONENTS, 1), "control": 2, "watch": 1}
+        ids = self._session.enter_context(reserve_devices(self.nodes, wanted)) if wanted else None
+        # Two threads for control: a process that waits for others can still be asked whether it is alive.
+        queues = {**dict.fromkeys(COMPONENTS, 1), "control": 2, "warnings": 1}
         options: dict[str, Any] = {"num_cpus": 0, "concurrency_groups": queues, "enable_task_events": False}
-        actor: Any = ray.remote(**options)(Actor)
+        remote: Any = ray.remote(**options, runtime_env={"env_vars": ZERO_COPY})(WorkerProcess)
         for index, process in enumerate(self.plan.processes):
-            node = nodes[process.slot.node]
+            node = self.nodes[process.slot.node]
             name = " ".join(f"{w.role}-{w.rank}" for w in process.workers)
-            placed = actor.options(name=name, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False))
+            placed = remote.options(name=name, scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False))
             devices = None if ids is None else [ids[process.slot.node][d] for d in process.slot.devices]
             about = {"address": node.address, "folder": Path.cwd(), "devices": devices}
-            self._hosts.append(placed.remote(self.cfg, self.plan, index, **about))
-        self._infos = self._ask("describe")
-        self._alarms = [_method(host, "watch", "watch").remote() for host in self._hosts]
-        port = 0
-        if any(len(members) > 1 for members in self.plan.teams.values()):
-            (port,) = self._get([_method(self._hosts[0], "control", "open_store").remote()])
-        self._ask("connect", nodes[self.plan.processes[0].slot.node].address, port)
+            self._actors.append(placed.remote(self.cfg, self.plan, index, **about))
+        self.processes = self._ask("describe")
+        self._warnings = [_method(actor, "warnings", "next_warning").remote() for actor in self._actors]
+        self._ask("connect", self.nodes[self.plan.processes[0].slot.node].address, self.processes[0].port)
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Every process's answer to a control method."""
-        return self._get([_method(host, "control", method).remote(*args) for host in self._hosts])
+        return self._get([_method(actor, "control", method).remote(*args) for actor in self._actors])
 
     def _get(self, refs: Sequence[Any]) -> list[Any]:
-        """Values of `refs`; what any process says meanwhile is heard, its death too."""
+        """The values of `refs`; the first that fails is raised at once, and so is the death of any process."""
+        values: dict[Any, Any] = {}
+        waiting = list(dict.fromkeys(refs))
         try:
-            waiting = list(dict.fromkeys(refs))
             while waiting:
-                ready, _ = ray.wait([*waiting, *self._alarms], num_returns=1, fetch_local=False)
-                for index in [i for i, alarm in enumerate(self._alarms) if alarm in ready]:
-                    self._hear(index)
-                _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=0, fetch_local=False)
-            values = ray.get(list(refs))
-            for value in values:
-                if isinstance(value, Failure):
-                    self._raise(value)
-            return values
-        except RayError:
-            self._hasty = True
-            dead, silent = self._roll_call()
-            if dead or silent:
-                raise self._obituary(dead or silent) from None
-            raise
-        except BaseException:
-            self._hasty = True
+                self._show_warnings()
+                ready, waiting = ray.wait(waiting, timeout=LISTEN_S, fetch_local=False)
+                values.update(zip(ready, ray.get(ready), strict=True))
+            return [values[ref] for ref in refs]
+        except BaseException as error:
+            self._failed = True
+            if isinstance(error, RayError):
+                raise self._explain(error) from None
             raise
 
-    def _hear(self, index: int) -> None:
-        """Take what process `index` had to say, and listen again."""
-        with self._lock:
-            event = ray.get(self._alarms[index])
-            self._alarms[index] = _method(self._hosts[index], "watch", "watch").remote()
-        if isinstance(event, Notice):
-            if event.text not in self._warned:
-                self._warned.add(event.text)
-                logger.warning("%s: %s", event.where, event.text)
-        elif (event.process, event.number) not in self._raised:
-            self._raise(event)
+    def _show_warnings(self) -> None:
+        """Log the warnings that processes have sent, each text once; raises if a process is dead."""
+        for ref in _wait(self._warnings, 0):
+            record, index = ray.get(ref), self._warnings.index(ref)
+            self._warnings[index] = _method(self._actors[index], "warnings", "next_warning").remote()
+            if record.getMessage() not in self._shown:
+                self._shown.add(record.getMessage())
+                logger.warning("%s: %s", record.threadName, record.getMessage())
 
-    def _raise(self, failure: Failure) -> NoReturn:
-        """The error of a worker, as if it had happened here, with the worker's name."""
-        self._raised.add((failure.process, failure.number))
-        error = failure.error
-        if isinstance(error, UserError | SimulatorError | FloatingPointError):
-            error.args = (f"{error} ({failure.where})",)
-            raise error
-        dead, silent = self._roll_call()
-        if dead:  # whoever talked to a process that died fails too, and is often heard first
-            raise self._obituary(dead) from None
-        error.add_note(f"in {failure.where}:\n{failure.trace}")
-        if silent:
-            error.add_note(f"{self._obituary(silent)}")
-        raise error
+    def _explain(self, error: RayError) -> Exception:
+        """The error to show for what Ray raised: the worker's own, or which process is dead."""
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, EXPLAINED):
+            return cause
+        dead, silent = self._find_lost()  # whoever waits for a dead process fails too, often first
+        if dead or (silent and isinstance(cause, RayError)):
+            return WorkerDiedError("; ".join(self._describe(i, reason) for i, reason in (dead or silent).items()))
+        return cause
 
-    def _roll_call(self) -> tuple[dict[int, str], dict[int, str]]:
+    def _find_lost(self) -> tuple[dict[int, str], dict[int, str]]:
         """Processes that are dead, with what Ray says of them, and others that do not answer."""
-        pings = [_method(host, "control", "describe").remote() for host in self._hosts]
-        ray.wait(pings, num_returns=len(pings), timeout=ANSWER_DEADLINE_S)
+        answers = [_method(actor, "control", "describe").remote() for actor in self._actors]
+        _wait(answers, ANSWER_DEADLINE_S)
         dead, silent = {}, {}
-        for index, ping in enumerate(pings):
+        for index, answer in enumerate(answers):
             try:
-                ray.get(ping, timeout=0)
+                ray.get(answer, timeout=0)
             except GetTimeoutError:
-                silent[index] = "unavailable"
+                silent[index] = f"it did not answer for {ANSWER_DEADLINE_S:.0f} s"
             except RayError as error:
-                dead[index] = str(error)
+                dead[index] = str(error).strip().splitlines()[-1]
         return dead, silent
 
-    def _obituary(self, dead: dict[int, str]) -> WorkerDiedError:
-        """Who died, and of what, as far as it can be known."""
-        told = []
-        for index, reason in dead.items():
-            slot, workers = self.plan.processes[index].slot, self.plan.processes[index].workers
-            names = " and ".join(f"{w.role} rank {w.rank}" for w in workers)
-            if index < len(self._infos):
-                machine, pid, log = self._infos[index].machine, self._infos[index].pid, self._infos[index].log
-                told.append(f"{names} on node {slot.node} ({machine}, pid {pid}) died: {cause_of_death(reason, log)}")
-            else:
-                told.append(f"{names} on node {slot.node} did not start: {cause_of_death(reason, None)}")
-        return WorkerDiedError("; ".join(told))
+    def _describe(self, index: int, reason: str) -> str:
+        """Who is dead: workers, node, machine, pid and log; `reason` is what Ray says."""
+        process = self.plan.processes[index]
+        where = f"{' and '.join(f'{w.role} rank {w.rank}' for w in process.workers)} on node {process.slot.node}"
+        if index >= len(self.processes):
+            return f"{where} did not start: {reason}"
+        info = self.processes[index]
+        return f"{where} ({info.machine}, pid {info.pid}) died; its log is {info.log}; Ray says: {reason}"
 
 
 class Node(NamedTuple):
@@ -268,23 +227,11 @@ class Node(NamedTuple):
     address: str
 
 
-class Session:
-    """The connection to Ray, and the cluster itself where it is this run's own."""
-
-    def __init__(self, nodes: Sequence[Node], folder: PrivateFolder | None) -> None:
-        self.nodes, self._folder = nodes, folder
-
-    def close(self) -> None:
-        """Leave the cluster; a private one ends, with everything it has written."""
-        ray.shutdown(wait_for_processes=self._folder is not None)
-        if self._folder is not None:
-            self._folder.close()
-
-
-def open_session(cfg: Config) -> Session:
-    """Join the cluster at cluster.ray_address, or start one on this machine that nobody else can enter."""
-    if tuple(map(int, re.findall(r"\d+", ray.__version__)[:2])) < OLDEST_RAY:
-        raise UserError(f"ray {ray.__version__} is too old; pip install 'ray>={OLDEST_RAY[0]}.{OLDEST_RAY[1]}'")
+@contextmanager
+def open_session(cfg: Config) -> Iterator[list[Node]]:
+    """The nodes of the cluster at cluster.ray_address, or of one that is started for the block and nobody can enter."""
+    if Version(ray.__version__) < Version(OLDEST_RAY):
+        raise UserError(f"ray {ray.__version__} is too old; pip install 'ray>={OLDEST_RAY}'")
     if ray.is_initialized():
         raise UserError("this process is connected to a Ray cluster already; call ray.shutdown() first")
     address, num_nodes = cfg.cluster.ray_address, cfg.cluster.num_nodes
@@ -294,38 +241,37 @@ def open_session(cfg: Config) -> Session:
             "--address=HEAD:6379` on the other machines, then cluster.ray_address=auto"
         )
     require_token()
-    ray_driver._worker_logs_enabled = False  # what Ray would print of a death, our one line says
+    ray_driver._worker_logs_enabled = False  # private: else Ray prints a paragraph on each death, beside our line
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-    before = signal.getsignal(signal.SIGTERM)
-    folder = PrivateFolder() if address is None else None
-    try:
-        if folder is not None:
-            _start(cfg, folder)
-        else:
-            assert address is not None
-            _join(address)
-        send_tensors_as_buffers()
-        nodes = find_nodes(cfg)
-    except BaseException:
-        Session((), folder).close()
-        raise
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # ray.init has put its own there
-    return Session(nodes, folder)
+    session.ignore_read_only_warnings()
+    with ExitStack() as stack:
+        sigterm = signal.getsignal(signal.SIGTERM)
+        try:
+            if address is None:
+                folder = stack.enter_context(session.private_folder())
+                stack.callback(ray.shutdown, wait_for_processes=True)
+                _start(cfg, folder)
+            else:
+                stack.callback(ray.shutdown)
+                _join(address)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, sigterm)  # ray.init has put its own there
+        yield find_nodes(cfg)
 
 
 def require_token() -> None:
     """Only those who know the token may enter, unless the user has set RAY_AUTH_MODE=disabled."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
-    RayEnvironment.initialize("")  # Ray has read its environment when it was imported
+    RayEnvironment.initialize("")  # private: Ray has read its environment when it was imported
 
 
-def _start(cfg: Config, folder: PrivateFolder) -> None:
+def _start(cfg: Config, folder: Path) -> None:
     """A cluster of one node, on loopback, behind a token of its own, with nothing outside its folder."""
-    make_secret()
+    session.make_token()
     resolve = ray_services.resolve_ip_for_localhost
-    ray_services.resolve_ip_for_localhost = lambda host: host  # it would take the machine's outer address instead
+    # private: else Ray would replace the loopback address by the machine's outer one, and listen there
+    ray_services.resolve_ip_for_localhost = lambda host: host
     try:
         ray.init(
             address="local",
@@ -334,8 +280,8 @@ def _start(cfg: Config, folder: PrivateFolder) -> None:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _temp_dir=str(folder.path / "ray"),
-            _node_ip_address=LOOPBACK,
+            _temp_dir=str(folder / "ray"),
+            _node_ip_address=session.LOOPBACK,
         )
     finally:
         ray_services.resolve_ip_for_localhost = resolve
@@ -344,14 +290,16 @@ def _start(cfg: Config, folder: PrivateFolder) -> None:
 def _join(address: str) -> None:
     """A running cluster of which this machine is a node."""
     try:
-        check_reachable(ray_services.canonicalize_bootstrap_address("auto") or "" if address == "auto" else address)
+        # private: where Ray will look for `auto`; None lets Ray itself say that it finds nothing
+        found = ray_services.canonicalize_bootstrap_address("auto") if address == "auto" else address
+        if found is not None:
+            session.check_reachable(found)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, AuthenticationError) as error:
-        problem = first_line(error).split(". ")[0].rstrip(".")
         raise UserError(
-            f"cluster.ray_address={address}: {problem}; is the head running (`ray start --head`), this machine one of "
-            "its nodes (`ray start --address=HEAD:PORT`), and its token here (RAY_AUTH_TOKEN or ~/.ray/auth_token; "
-            "RAY_AUTH_MODE=disabled for a cluster without)?"
+            f"cluster.ray_address={address}: {str(error).strip().splitlines()[0]}; is the head running (`ray start "
+            "--head`), this machine one of its nodes (`ray start --address=HEAD:PORT`), and its token here "
+            "(RAY_AUTH_TOKEN or ~/.ray/auth_token; RAY_AUTH_MODE=disabled for a cluster without)?"
         ) from None
 
 
@@ -365,23 +313,28 @@ def find_nodes(cfg: Config) -> list[Node]:
                 "--address=HEAD:PORT` on the missing machines"
             )
         time.sleep(0.2)
-    alive.sort(key=lambda n: (HEAD not in n["Resources"], _numbers(n["NodeManagerAddress"]), n["NodeManagerPort"]))
+    alive.sort(key=lambda n: (HEAD not in n["Resources"], ip_address(n["NodeManagerAddress"]), n["NodeManagerPort"]))
     return [Node(n["NodeID"], n["NodeManagerAddress"]) for n in alive[:wanted]]
 
 
-def reserve_devices(nodes: Sequence[Node], wanted: dict[int, int]) -> tuple[PlacementGroup, dict[int, list[str]]]:
-    """Hold so many accelerators of each node; their ids by node, in the order of the plan's numbers."""
+@contextmanager
+def reserve_devices(nodes: Sequence[Node], wanted: dict[int, int]) -> Iterator[dict[int, list[str]]]:
+    """Hold so many accelerators of each node for the block; their ids by node, in the order of the plan's numbers."""
     places = [node for node, count in wanted.items() for _ in range(count)]
     selectors = [{"ray.io/node-id": nodes[node].id} for node in places]
     held = placement_group([{"GPU": 1}] * len(places), bundle_label_selector=selectors)
-    if not held.wait(RESERVE_DEADLINE_S):
+    try:
+        if not held.wait(RESERVE_DEADLINE_S):
+            need = " and ".join(f"{count} on node {node}" for node, count in wanted.items())
+            raise UserError(
+                f"cluster: the plan needs accelerators ({need}) that Ray does not have free; see `ray status`"
+            )
+        probe: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(_device_id)
+        bundles = [PlacementGroupSchedulingStrategy(held, i) for i in range(len(places))]
+        granted = ray.get([probe.options(scheduling_strategy=bundle).remote() for bundle in bundles])
+        yield sort_devices(list(zip(places, granted, strict=True)))
+    finally:
         remove_placement_group(held)
-        need = " and ".join(f"{count} on node {node}" for node, count in wanted.items())
-        raise UserError(f"cluster: the plan needs accelerators ({need}) that Ray does not have free; see `ray status`")
-    probe: Any = ray.remote(num_cpus=0, num_gpus=1, max_retries=0)(_device_id)
-    bundles = [PlacementGroupSchedulingStrategy(held, i) for i in range(len(places))]
-    granted = ray.get([probe.options(scheduling_strategy=bundle).remote() for bundle in bundles])
-    return held, sort_devices(list(zip(places, granted, strict=True)))
 
 
 def _device_id() -> str:
@@ -389,26 +342,11 @@ def _device_id() -> str:
     return str(ray.get_gpu_ids()[0])
 
 
-def send_tensors_as_buffers() -> None:
-    """From this process, tensors travel without being pickled byte by byte."""
-    ray.util.register_serializer(torch.Tensor, serializer=pack, deserializer=unpack)
+def _wait(refs: Sequence[Any], seconds: float) -> list[Any]:
+    """Those of `refs` that are ready within so many seconds."""
+    return ray.wait(list(refs), num_returns=len(refs), timeout=seconds)[0] if refs else []
 
 
-def _method(host: Any, group: str, name: str) -> Any:
+def _method(actor: Any, queue: str, name: str) -> Any:
     """A method of a process, bound to the queue it runs in."""
-    return getattr(host, name).options(concurrency_group=group)
-
-
-def _dig(arg: Any, futures: list[Future]) -> Any:
-    """`arg` with holes instead of its futures, which are added to `futures`."""
-    if isinstance(arg, Future):
-        futures.append(arg)
-        return Hole(len(futures) - 1)
-    if isinstance(arg, list):
-        return [_dig(a, futures) for a in arg]
-    return arg
-
-
-def _numbers(address: str) -> list[int]:
-    """An address by which nodes can be sorted."""
-    return [int(part) for part in re.findall(r"\d+", address)]
+    return getattr(actor, name).options(concurrency_group=queue)

@@ -1,6 +1,6 @@
-"""Accelerators of a process: from the plan's numbers to the ids a driver library understands. Torch-free.
+"""Accelerators of a process: from the plan's numbers to the ids that CUDA and EGL understand. Torch-free.
 
-Written against doubles: no machine with several GPUs was at hand (docs/cluster.md).
+Tested without real GPUs: no machine with several of them was at hand (docs/cluster.md).
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlinf.placement.plan import Plan
-from rlinf.simulators.opengl import egl_cuda_numbers as egl_cuda_numbers
 
 
 def wanted_devices(plan: Plan) -> dict[int, int]:
@@ -40,9 +39,12 @@ def device_variables(ids: Sequence[str], egl_devices: Sequence[int | None]) -> d
     return variables
 
 
-def crowded_teams(plan: Plan) -> frozenset[str]:
-    """Teams of which two processes share an accelerator, or one has none, which NCCL does not allow."""
-    slots = {name: [plan.processes[i].slot for i in members] for name, members in plan.teams.items()}
-    used = {name: [(slot.node, device) for slot in team for device in slot.devices] for name, team in slots.items()}
-    shared = {name for name, devices in used.items() if len(devices) != len(set(devices))}
-    return frozenset(shared | {name for name, team in slots.items() if not all(slot.devices for slot in team)})
+def groups_without_nccl(plan: Plan) -> set[str]:
+    """Process groups of which two members share an accelerator, or one has none, which NCCL does not allow."""
+    found = set()
+    for name, members in plan.process_groups.items():
+        slots = [plan.processes[index].slot for index in members]
+        used = [(slot.node, device) for slot in slots for device in slot.devices]
+        if len(used) != len(set(used)) or not all(slot.devices for slot in slots):
+            found.add(name)
+    return found

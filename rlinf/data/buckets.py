@@ -1,4 +1,4 @@
-"""Tensors as plain bytes, laid end to end and cut into buckets: how weights travel and how they wait on the host."""
+"""Items laid end to end and cut into buckets of equal size: how weights and gradients travel, and wait on the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tensor = torch.Tensor
 
 
 class Span(NamedTuple):
-    """A run of one item's bytes."""
+    """A run [first, last) of one item's numbers (or bytes)."""
 
     item: int
     first: int
@@ -23,7 +23,10 @@ class Span(NamedTuple):
 
 
 def buckets(lengths: Sequence[int], size: int) -> Iterator[list[Span]]:
-    """Items of these lengths one after another, cut every `size` bytes; the last bucket may be shorter."""
+    """Items of these lengths one after another, cut every `size` numbers; the last bucket may be shorter.
+
+    Example: buckets([3, 7], 4) -> [(0, 0, 3), (1, 0, 1)], [(1, 1, 5)], [(1, 5, 7)]
+    """
     bucket: list[Span] = []
     room = size
     for item, length in enumerate(lengths):
