@@ -79,17 +79,17 @@ class SimProcess:
             if not os.access(self._python, os.X_OK):
                 raise UserError(f"python={self._python!r} of simulator {self._simulator!r} is not an executable file")
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
-        self.connection, childs = Pipe()
+        self.connection, child_end = Pipe()
         self._process = subprocess.Popen(
-            [self._python or sys.executable, child_program.__file__, str(childs.fileno())],
+            [self._python or sys.executable, child_program.__file__, str(child_end.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=self._printed,
             stderr=self._printed,
-            pass_fds=(self._fd, childs.fileno()),
+            pass_fds=(self._fd, child_end.fileno()),
             env=environment,
             start_new_session=True,  # a Ctrl-C goes to the parent, which closes its children in order
         )
-        childs.close()
+        child_end.close()
         self.send(self._first_message)
 
     def wait_ready(self) -> None:

@@ -134,6 +134,11 @@ TABLE = [
         "or 'swanlab'",
     ),
     (
+        ["env.train.init_params.use_multiple_plates=true"],
+        "command line: env.train.init_params.use_multiple_plates=True must be False, or left out: "
+        "id: MultiPlate-v1 has two plates",
+    ),
+    (
         ["reward.use_reward_model=true"],
         "command line: reward.use_reward_model=True must be False, or left out: rewards come from the simulator",
     ),

@@ -249,16 +249,11 @@ def options(**params: object) -> Options:
 def test_the_published_block_is_taken_as_it_is() -> None:
     published = {
         "id": "PutOnPlateInScene25Main-v3",
-        "num_envs": None,
-        "obs_mode": "rgb+segmentation",
         "control_mode": "None",
         "sim_backend": "gpu",
         "sim_config": {"sim_freq": 500, "control_freq": 5},
-        "max_episode_steps": 80,
         "sensor_configs": {"shader_pack": "default"},
-        "render_mode": "all",
         "obj_set": "train",
-        "use_multiple_plates": False,
     }
     made = options(**published)
     assert (made.control_mode, made.shader, made.size, made.on_gpu) == (None, "default", (480, 640), True)
@@ -280,7 +275,6 @@ def test_sizes() -> None:
         ({"id": "Plate"}, "known: PutOnPlateInScene25 \\+ Main-v3, VisionImage-v1"),
         ({"id": PREFIX + "Carrot-v1", "obj_set": "all"}, "obj_set='all' must be train or test for .*Carrot-v1"),
         ({"control_mode": "pd_joint_pos"}, "control_mode='pd_joint_pos' must be null or arm_pd_ee_target_delta_pose"),
-        ({"num_envs": 8}, "num_envs=8 must be null: total_num_envs counts .* CPU process steps one scene"),
         ({"sensor_configs": {"shader_pack": "minimum"}}, "shader_pack='minimum' must be .*did you mean 'minimal'"),
         ({"sensor_configs": {"shader": "rt"}}, "sensor_configs.shader is not an option .*'shader_pack'"),
         ({"sim_config": {"sim_freq": 501}}, "sim_freq=501 must be a multiple of control_freq=5"),
@@ -289,7 +283,6 @@ def test_sizes() -> None:
         ({"reward_mode": "dense"}, "reward_mode='dense' must be 'default' or 'only_success' or 'raw'"),
         ({"image_size": 8}, "image_size=8 must be a side or .*at least 16"),
         ({"image_size": [64]}, "image_size=.* must be an integer or a list"),
-        ({"use_multiple_plates": True}, "MultiPlate-v1 has two plates"),
         ({"id": "ood", "sim_backend": "gpu"}, "id=ood needs sim_backend: cpu"),
         ({"id": "ood", "trials_per_task": 0}, "trials_per_task=0 must be at least 1"),
         ({"obj_sets": "train"}, "unknown key env.train.init_params.obj_sets; .*obj_set"),

@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 
 from rlinf.algorithms.advantages import Targets, estimate
 from rlinf.algorithms.config import AlgorithmConfig
-from rlinf.algorithms.logprobs import reduce_level, token_logprobs
+from rlinf.algorithms.logprobs import reduce_level
 from rlinf.algorithms.losses import VARIANCE, Batch, compute_loss, huber
 from rlinf.algorithms.masks import filter_groups, group_statistics, loss_mask
 from rlinf.compat.formulas import published_loss
 from rlinf.data.types import PolicyEval
+from rlinf.models.prismatic import action_bins
 
 BOUND = 1e-6
 Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -167,9 +168,9 @@ def test_huber(vectors: Vectors, max_delta) -> None:
 
 def test_token_logprobs(vectors: Vectors, max_delta) -> None:
     t = vectors.tensors
-    chosen, entropy = token_logprobs(t["logits"], t["targets"])
-    max_delta("logits.logprobs", chosen, t["logits.logprobs"], BOUND, relative=True)
-    max_delta("logits.entropy", entropy, t["logits.entropy"], BOUND, relative=True)
+    log_prob = t["logits"].float().log_softmax(-1)
+    max_delta("logits.logprobs", action_bins.chosen(log_prob, t["targets"]), t["logits.logprobs"], BOUND, relative=True)
+    max_delta("logits.entropy", action_bins.entropy(log_prob), t["logits.entropy"], BOUND, relative=True)
 
 
 def test_entropy_levels(vectors: Vectors, max_delta) -> None:

@@ -39,16 +39,6 @@ class Options:
     """shader_pack: minimal or default."""
     control_mode: str | None = None
     """Only that of WidowX, which null stands for."""
-    obs_mode: Literal["rgb+segmentation"] = "rgb+segmentation"
-    """Accepted for compatibility: the segmentation cuts the robot out of its background."""
-    num_envs: int | None = None
-    """Accepted for compatibility; total_num_envs counts the environments."""
-    max_episode_steps: int | None = None
-    """Accepted for compatibility; max_episode_steps of the env block counts."""
-    render_mode: str | None = None
-    """Accepted for compatibility; nothing is shown on a screen."""
-    use_multiple_plates: bool = False
-    """Accepted for compatibility; MultiPlate-v1 has two plates."""
     trials_per_task: int = 64
     """Episodes of each environment of the suite ood."""
     task_suite_name: str | None = None
@@ -63,13 +53,6 @@ class Options:
             object.__setattr__(self, "control_mode", None)
         if self.control_mode not in (None, CONTROL_MODE):
             raise ValueError(f"control_mode={self.control_mode!r} must be null or {CONTROL_MODE}, the only controller")
-        if self.num_envs not in (None, 1):
-            raise ValueError(
-                f"num_envs={self.num_envs} must be null: total_num_envs counts the environments, and a CPU process "
-                "steps one scene at a time"
-            )
-        if self.use_multiple_plates:
-            raise ValueError(f"use_multiple_plates=True is not offered; id: {PREFIX}MultiPlate-v1 has two plates")
         if self.state != "qpos" and self.on_gpu:
             raise ValueError(f"state={self.state} needs sim_backend: cpu; a batch on a GPU gives qpos")
         if self.id == OOD and self.on_gpu:

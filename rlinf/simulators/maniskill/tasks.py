@@ -29,7 +29,6 @@ UPRIGHT = (1.0, 0.0, 0.0, 0.0)
 CENTRE, HALF_EDGE, CELLS = (-0.16, 0.0), 0.075, 6
 NEAR, FAR = 0.07, 0.15  # what lies in one scene must be further apart than this, m
 
-ObjSet = Literal["train", "test", "all"]
 Layout = Literal["pair", "ring", "second_object", "second_plate"]
 Extra = Literal["none", "unused", "template", "object", "plate", "qpos"]
 Cell = tuple[float, float]
