@@ -13,20 +13,12 @@ def plural(count: int, thing: str) -> str:
 
 def bytes_text(number: float) -> str:
     """1536 -> 1.54 kB; decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
+    return _scaled(number, (" B", " kB", " MB", " GB", " TB"))
 
 
 def count_text(number: float) -> str:
     """3240000 -> 3.24 M."""
-    for unit in ("", " k", " M"):
-        if number < 1000:
-            return f"{number:.3g}{unit}"
-        number /= 1000
-    return f"{number:.3g} B"
+    return _scaled(number, ("", " k", " M", " B"))
 
 
 def ranks_text(role: str, ranks: Sequence[int]) -> str:
@@ -35,3 +27,12 @@ def ranks_text(role: str, ranks: Sequence[int]) -> str:
     ends = [r for r in ranks if r + 1 not in ranks]
     parts = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
     return f"{role}[{','.join(parts)}]"
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
+    """Three digits and the unit, each a thousand of the one before, that keeps them below a thousand."""
+    for unit in units[:-1]:
+        if number < 1000:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:.3g}{units[-1]}"

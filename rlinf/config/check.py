@@ -12,18 +12,16 @@ from rlinf.algorithms.registry import ADVANTAGES, LOSSES
 from rlinf.config.derived import chunks_per_rollout, make_plan, rollout_size, visible_accelerators
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.spec import env_spec
+from rlinf.envs.spec import drops_rotation, env_spec
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
 from rlinf.placement.plan import Plan
-from rlinf.simulators.contract import EnvSpec
 from rlinf.storage.step_checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
 
 Purpose = Literal["train", "eval", "sft", "collect", "plan", "quickstart"]
-ARM_POSE = 7  # position, rotation, gripper: envs/bridge.py drops the rotation for simulators that take none
 PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 
 
@@ -123,7 +121,10 @@ def _check_precision(cfg: Config, *, has_gpu: bool) -> None:
 def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
     """The simulator must offer what the policy reads and take what it gives."""
     spec = env_spec(env, path)
-    _check_action(path, spec, policy)
+    if policy.action_dim != spec.action_dim and not drops_rotation(spec, policy):
+        raise UserError(
+            f"actor.model.action_dim={policy.action_dim} must be {spec.action_dim} for {path} ({spec.suite})"
+        )
     cameras = 1 + spec.num_wrist_images
     if policy.num_images > cameras:
         raise UserError(
@@ -138,14 +139,6 @@ def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
         raise UserError(
             f"{path}: suite {spec.suite} has a privileged state of {spec.critic_input_dim} columns, "
             f"the critic reads {policy.critic_state_dim}"
-        )
-
-
-def _check_action(path: str, spec: EnvSpec, policy: PolicySpec) -> None:
-    drops_rotation = spec.gripper != "none" and spec.action_dim < policy.action_dim == ARM_POSE
-    if policy.action_dim != spec.action_dim and not drops_rotation:
-        raise UserError(
-            f"actor.model.action_dim={policy.action_dim} must be {spec.action_dim} for {path} ({spec.suite})"
         )
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rlinf.errors import UserError
+from rlinf.envs.spec import ARM_POSE, drops_rotation
 from rlinf.models.config import PolicySpec
 from rlinf.simulators.contract import EnvSpec
-
-ARM_POSE = 7  # position, rotation, gripper: what policies of one arm give
 
 
 class Bridge:
@@ -16,22 +14,12 @@ class Bridge:
 
     def __init__(self, env: EnvSpec, policy: PolicySpec) -> None:
         self.env, self.policy = env, policy
-        self.check()
         self.columns = self._columns()
-
-    def check(self) -> None:
-        """Raise UserError when the policy cannot drive the simulator."""
-        if self.policy.action_dim < self.env.action_dim:
-            raise UserError(
-                f"actor.model.action_dim={self.policy.action_dim} is too small: suite {self.env.suite!r} takes "
-                f"{self.env.action_dim} ({', '.join(self.env.action_names)})"
-            )
 
     def _columns(self) -> list[int]:
         """Numbers of the policy's columns that the simulator takes, in its order."""
         count = self.env.action_dim
-        has_gripper = self.env.gripper != "none"
-        if has_gripper and count < self.policy.action_dim == ARM_POSE:
+        if drops_rotation(self.env, self.policy):
             return [*range(count - 1), ARM_POSE - 1]  # the rotation is left out, the gripper is still last
         return list(range(count))  # the rest is padding
 

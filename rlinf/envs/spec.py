@@ -12,10 +12,12 @@ from typing import Any
 import rlinf.simulators
 from rlinf.envs.config import EnvConfig
 from rlinf.errors import UserError, did_you_mean
+from rlinf.models.config import PolicySpec
 from rlinf.plugins import SIMULATOR, available, dotted_path, import_plugin
 from rlinf.simulators.contract import EnvSpec, IdGrid, SetupError
 from rlinf.typed import Origin, convert
 
+ARM_POSE = 7  # columns of a policy of one arm: position, rotation, gripper
 REQUIRED = ("Options", "spec", "Scene")  # what a simulator's module must offer
 
 
@@ -74,6 +76,11 @@ def check_setup(cfg: EnvConfig, where: str) -> None:
             module.check_setup(env_options(cfg, where))
         except SetupError as error:
             raise UserError(f"simulator {cfg.env_type!r}: {error}") from None
+
+
+def drops_rotation(env: EnvSpec, policy: PolicySpec) -> bool:
+    """Whether only position and gripper of the policy's actions reach the simulator, which takes no rotation."""
+    return env.gripper != "none" and env.action_dim < policy.action_dim == ARM_POSE
 
 
 def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:

@@ -23,7 +23,7 @@ class EnvWorker(Worker):
     def setup(self) -> None:
         self.policy_spec = self.cfg.actor.model.spec()
         self._envs: dict[tuple[Mode, int], VecEnv] = {}
-        self._last: dict[int, EnvStep] = {}  # by stage, where the training envs stand after a rollout
+        self._last: dict[tuple[Mode, int], EnvStep] = {}  # where the envs of a mode and stage stand
         self._episodes: list[EpisodeRecord] = []
         runner = self.cfg.runner
         if not runner.only_eval:
@@ -34,18 +34,19 @@ class EnvWorker(Worker):
     def begin(self, *, mode: Mode, stage: int) -> EnvStep:
         """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running."""
         env = self._env(mode, stage)
-        if mode == "train" and self.cfg.env.train.auto_reset and stage in self._last:
+        if mode == "train" and self.cfg.env.train.auto_reset and (mode, stage) in self._last:
             env.begin_step()
             env.flush_video()
-            return EnvStep.start(self._last[stage].obs, env.chunk_size)
-        return self._keep(env.reset(), mode, stage)
+            return EnvStep.start(self._last[mode, stage].obs, env.chunk_size)
+        self._last[mode, stage] = env.reset()
+        return self._last[mode, stage]
 
     def step(self, actions: torch.Tensor, *, mode: Mode, stage: int) -> EnvStep:
         """Execute one chunk of actions, f32 [B, C, A] in the policy's convention."""
         env = self._env(mode, stage)
-        step = env.chunk_step(self._bridges[mode].to_env(actions))
+        self._last[mode, stage] = env.chunk_step(self._bridges[mode].to_env(actions))
         self._episodes += env.drain_episodes()
-        return self._keep(step, mode, stage)
+        return self._last[mode, stage]
 
     def finished(self, *, stage: int) -> bool:
         """Whether every evaluation trial of this stage has been played."""
@@ -64,8 +65,7 @@ class EnvWorker(Worker):
         """Close the simulators of `mode`, their videos included; the next rollout starts them again."""
         for key in [k for k in self._envs if k[0] == mode]:
             self._envs.pop(key).close()
-        if mode == "train":
-            self._last.clear()
+            self._last.pop(key, None)
 
     def offload(self) -> int:
         """Free the memory of the training simulators between rollouts; returns 0, for no tensors are moved."""
@@ -86,7 +86,7 @@ class EnvWorker(Worker):
     def load_state(self, states: list[dict[str, Any]]) -> None:
         """Continue from the `state` of every rank of an earlier run."""
         for stage, saved in states[self.rank].items():
-            self._last[int(stage)] = self._env("train", int(stage)).load_state(saved)
+            self._last["train", int(stage)] = self._env("train", int(stage)).load_state(saved)
 
     def close(self) -> None:
         for env in self._envs.values():
@@ -127,8 +127,3 @@ class EnvWorker(Worker):
                 critic_state=self.policy_spec.critic_state_dim > 0,
             )
         return self._envs[mode, stage]
-
-    def _keep(self, step: EnvStep, mode: Mode, stage: int) -> EnvStep:
-        if mode == "train":
-            self._last[stage] = step
-        return step

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rlinf.envs.bridge import Bridge
-from rlinf.errors import UserError
 from tests.golden.test_env_actions import env_spec, policy_spec
 
 
@@ -32,8 +31,3 @@ def test_a_gripper_of_exactly_zero(binary: bool, at_zero: float) -> None:
     actions = torch.zeros(1, 1, 7)
     assert Bridge(env_spec("calvin"), policy).to_env(actions)[0, 0, -1] == at_zero
     assert Bridge(env_spec("maniskill"), policy).to_env(actions)[0, 0, -1] == -1.0
-
-
-def test_too_few_columns_are_refused() -> None:
-    with pytest.raises(UserError, match=r"actor\.model\.action_dim=3 is too small: suite 'metaworld' takes 4"):
-        Bridge(env_spec("metaworld"), policy_spec("pi0", 3, 1))

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
+from rlinf.storage.atomic_folder import TEMPORARY
 
 CONFIG = "config.json"
 SETTINGS = "rlinf"  # entry of config.json: the model block the policy was built with
 BASE_FILE = "base.json"
-TEMPORARY = ".tmp-"  # folders are written under this prefix and then replace the one of the rest of the name
 Fingerprint = dict[str, dict[str, Any]]  # file name -> {"size": bytes, "sha256": of a sample}
 _WHOLE, _ENDS, _SAMPLES, _SAMPLE = 8 << 20, 1 << 20, 64, 1 << 16  # bytes, bytes, blocks, bytes a block
 # What config.json files, published ones too, call the policies that share a network.
