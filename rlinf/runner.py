@@ -17,7 +17,7 @@ from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.errors import UserError
-from rlinf.metrics.episodes import summarise
+from rlinf.metrics.episode_summary import summarise
 from rlinf.metrics.phases import Usage, step_metrics
 from rlinf.metrics.run_log import RunListener
 from rlinf.metrics.stats import Rate

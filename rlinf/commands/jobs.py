@@ -11,7 +11,7 @@ from rlinf.config.derived import make_plan
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec
-from rlinf.metrics.episodes import summarise
+from rlinf.metrics.episode_summary import summarise
 from rlinf.metrics.loggers import MetricLogger
 from rlinf.metrics.run_log import RunListener, RunLog
 from rlinf.placement.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlinf.commands.device_map import Row, actor_shards, device_rows, parameter_bytes, sample_bytes, traffic_rows
 from rlinf.commands.units import bytes_text, count_text, plural
-from rlinf.compat.memory import cache_bytes_per_sample
+from rlinf.compat.cache_size import cache_bytes_per_sample
 from rlinf.config.check import policy_spec
 from rlinf.config.derived import chunks_per_rollout, rollout_size, total_steps
 from rlinf.config.schema import Config

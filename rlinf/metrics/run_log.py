@@ -12,7 +12,7 @@ from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.errors import UserError
 from rlinf.metrics.console import RunConsole
-from rlinf.metrics.episodes import group_rates, own_metrics, summarise, task_rates
+from rlinf.metrics.episode_summary import group_rates, own_metrics, summarise, task_rates
 from rlinf.metrics.loggers import MetricLogger, check_backends
 from rlinf.metrics.names import expand, guide_name
 from rlinf.metrics.report import write_report

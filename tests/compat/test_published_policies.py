@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import pytest
 
+from rlinf.compat.cache_size import cache_bytes_per_sample
 from rlinf.compat.keys import no_effect_paths, without_old_keys
-from rlinf.compat.memory import cache_bytes_per_sample
 from rlinf.compat.policies import PublishedOpenPi, PublishedOpenVla, PublishedOpenVlaOft, policy_class
 from rlinf.models.config import available_models, find_config
 from rlinf.models.openpi.config import OpenPiOptions

@@ -19,7 +19,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import NotInstalledError, UserError
-from rlinf.metrics.episodes import own_metrics, summarise
+from rlinf.metrics.episode_summary import own_metrics, summarise
 from rlinf.metrics.names import expand
 from rlinf.simulators.calvin import Options, Scene
 from rlinf.simulators.calvin.assets import check_folder, find_folder, read_annotations

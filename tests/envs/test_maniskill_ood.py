@@ -14,7 +14,7 @@ from rlinf.data.types import EpisodeRecord
 from rlinf.demos.collect import collect_demos
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import eval_trials
-from rlinf.metrics.episodes import group_rates, summarise, task_rates
+from rlinf.metrics.episode_summary import group_rates, summarise, task_rates
 from rlinf.metrics.stats import Rate
 from rlinf.simulators.maniskill import Options, spec
 from rlinf.simulators.maniskill.reset_ids import OOD, STRIDE

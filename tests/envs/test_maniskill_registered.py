@@ -284,7 +284,7 @@ def test_textures_of_a_batch_are_those_of_single_pictures(run: Run, area: str) -
 
 def judge_two_rows() -> list[list[list[bool]]]:
     """Row 0 grasps for six steps; row 1 is reset in between and grasps for two."""
-    from rlinf.simulators.maniskill.gpu.judge import BatchJudge
+    from rlinf.simulators.maniskill.gpu.batched_judge import BatchJudge
 
     judge = BatchJudge(2, torch.device("cpu"))
     sizes = torch.tensor([[0.04, 0.04, 0.02]]).expand(2, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf.data.types import EpisodeRecord
-from rlinf.metrics.episodes import own_metrics, summarise
+from rlinf.metrics.episode_summary import own_metrics, summarise
 from rlinf.metrics.stats import Rate
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from rlinf.simulators.maniskill import constants, tasks
 from rlinf.simulators.maniskill.assets import find_assets
 from rlinf.simulators.maniskill.gpu.backdrops import Backdrops
-from rlinf.simulators.maniskill.gpu.judge import BatchJudge
+from rlinf.simulators.maniskill.gpu.batched_judge import BatchJudge
 from rlinf.simulators.maniskill.gpu.widowx import CAMERA, WidowX, camera_matrix
 from rlinf.simulators.maniskill.judge import GRASP_ANGLE, GRASP_FORCE, HELD_STEPS, Judgement, level
 from rlinf.simulators.maniskill.observation import FAR, critic_columns, distances
