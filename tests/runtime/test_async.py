@@ -78,7 +78,7 @@ def test_nothing_runs_past_an_evaluation_a_checkpoint_or_the_end(total, evaluate
     ("overrides", "message"),
     [
         (["runner.max_staleness=1"], r"max_staleness=1 needs rollout and actor in different processes"),
-        (["runner.max_staleness=-1"], r"max_staleness=-1 must be 0"),
+        (["runner.max_staleness=-1"], r"max_staleness=-1 must be an integer at least 0"),
     ],
 )
 def test_what_cannot_run_asynchronously_is_refused(overrides, message):
