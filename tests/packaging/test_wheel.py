@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+EXTRAS = ("tensorboard", "wandb", "swanlab", "pyarrow", "peft", "av", "PIL", "ray", "metaworld", "mujoco", "gymnasium")
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +26,12 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rlinf(unpacked: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the wheel as if none of the optional packages were installed."""
     environment = dict(os.environ, PYTHONPATH=str(unpacked), PYTHONSAFEPATH="1")
-    start = "import rlinf; from rlinf.commands.cli import main; print(rlinf.__file__); main()"
+    start = (
+        f"import sys; sys.modules.update(dict.fromkeys({EXTRAS}))\n"
+        "import rlinf; from rlinf.commands.cli import main; print(rlinf.__file__); main()"
+    )
     return subprocess.run(
         [sys.executable, "-c", start, *arguments], cwd=cwd, env=environment, capture_output=True, text=True
     )
