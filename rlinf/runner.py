@@ -119,7 +119,7 @@ class Runner:
         """For each actor rank, futures of its share of the rollout ranks' experience."""
         return [
             [self.rollout.one(source, "experience", first, end, reader=rank) for source, first, end in route]
-            for rank, route in enumerate(self.plan.routes("rollout", "actor"))
+            for rank, route in enumerate(self.plan.experience_routes)
         ]
 
     def evaluate(self) -> dict[str, float]:

@@ -17,6 +17,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "algorithm.eval_rollout_epoch": ("env.eval.rollout_epoch",),
     "algorithm.sampling_params": ("rollout.sampling_params",),
     "env.enable_offload": ("env.train.enable_offload", "env.eval.enable_offload"),
+    "algorithm.staleness_threshold": ("runner.max_staleness",),
+    "video_cfg": ("env.train.video_cfg",),
     "actor.model.OpenPI": ("actor.model.openpi",),
     "rollout.model.OpenPI": ("rollout.model.openpi",),
 }

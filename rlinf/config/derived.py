@@ -34,6 +34,18 @@ def rollout_size(cfg: Config) -> int:
     return chunks_per_rollout(cfg) * train.total_num_envs * train.rollout_epoch
 
 
+def micro_batch_size(cfg: Config, ranks: int) -> int:
+    """Samples per forward on each of so many actor ranks: actor.micro_batch_size, or the next smaller divisor of a
+    rank's share of the global batch."""
+    share = cfg.actor.global_batch_size // ranks
+    return largest_divisor(share, at_most=cfg.actor.micro_batch_size)
+
+
+def largest_divisor(number: int, *, at_most: int) -> int:
+    """The largest divisor of `number` up to a bound."""
+    return next(m for m in range(min(number, at_most), 0, -1) if number % m == 0)
+
+
 def total_steps(cfg: Config) -> int:
     """Training steps of the run."""
     runner = cfg.runner

@@ -221,7 +221,7 @@ class ActorConfig:
     group_name: str = "ActorGroup"
     """Folder of these workers' logs, with runner.per_worker_log."""
     micro_batch_size: Count = 32
-    """Samples per forward on one rank."""
+    """Samples per forward on one rank; less where they would not divide its share of the global batch."""
     global_batch_size: Count = 256
     """Samples per optimiser step over all ranks."""
     seed: int = 0

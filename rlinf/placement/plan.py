@@ -113,6 +113,11 @@ class Plan:
         """For each rank of `dst`, the pieces of the batches of `src` ranks that make up its own."""
         return self.envs(mode).routes(len(self.slots(src)), len(self.slots(dst)))
 
+    @property
+    def experience_routes(self) -> list[list[Piece]]:
+        """For each actor rank, the pieces of the rollout ranks' experience, over all stages, that it learns from."""
+        return self.train_envs.experience_routes(len(self.rollout), len(self.actor))
+
 
 def _places(slots: Sequence[Slot]) -> set[tuple[int, int]]:
     """(node, accelerator) pairs; -1 stands for a node used without accelerators."""
