@@ -218,7 +218,7 @@ class Runner:
         wanted = self.cfg.runner.resume_dir
         if wanted is None or self.cfg.runner.only_eval:
             return None
-        folder = find_resume(self.folder / "checkpoints", wanted, self.watch.warn)
+        folder = find_resume(self.folder / "checkpoints", wanted, config_hash(self.cfg), self.watch.warn)
         if folder is not None:
             ranks = len(json.loads((folder / "runner.json").read_text())["env"])
             if ranks != len(self.plan.env):
