@@ -54,7 +54,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_algorithm(cfg, policy)
         _check_batches(cfg, plan, policy)
         _check_sharding(cfg, plan)
-        _check_staleness(cfg, plan)
+        _check_staleness(cfg)
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0 or purpose == "quickstart":
         check_fit("env.eval", cfg.env.eval, policy)
         _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
@@ -281,15 +281,9 @@ def _check_sharding(cfg: Config, plan: Plan) -> None:
         )
 
 
-def _check_staleness(cfg: Config, plan: Plan) -> None:
-    """Rollouts beside updates need parameters of their own, and a loss that knows their age."""
+def _check_staleness(cfg: Config) -> None:
+    """Rollouts beside updates need a loss that knows their age."""
     staleness = cfg.runner.max_staleness
-    if staleness > 0 and len(plan.rollout_copies) < len(plan.rollout):
-        raise UserError(
-            f"runner.max_staleness={staleness} needs rollout and actor in different processes, but {KEY} lets them "
-            f"share one; for example {KEY}={{actor: 0, 'env,rollout': 1}} (cluster.virtual_devices=2 where there are "
-            "no accelerators), or runner.max_staleness=0"
-        )
     if staleness > 0 and cfg.runner.weight_sync_interval != 1:
         raise UserError(
             f"runner.weight_sync_interval={cfg.runner.weight_sync_interval} must be 1 with "
