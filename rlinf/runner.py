@@ -119,7 +119,7 @@ class Runner:
         """For each actor rank, futures of its share of the rollout ranks' experience."""
         return [
             [self.rollout.one(source, "experience", first, end, reader=rank) for source, first, end in route]
-            for rank, route in enumerate(self.plan.routes("rollout", "actor"))
+            for rank, route in enumerate(self.plan.experience_routes)
         ]
 
     def evaluate(self) -> dict[str, float]:
@@ -218,7 +218,7 @@ class Runner:
         wanted = self.cfg.runner.resume_dir
         if wanted is None or self.cfg.runner.only_eval:
             return None
-        folder = find_resume(self.folder / "checkpoints", wanted, self.watch.warn)
+        folder = find_resume(self.folder / "checkpoints", wanted, config_hash(self.cfg), self.watch.warn)
         if folder is not None:
             ranks = len(json.loads((folder / "runner.json").read_text())["env"])
             if ranks != len(self.plan.env):

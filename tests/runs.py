@@ -13,6 +13,24 @@ from rlinf.config.schema import Config
 from rlinf.metrics.run_log import RunLog
 from rlinf.runner import Runner
 
+FEW_MANISKILL = [  # a ManiSkill recipe as small as it goes: two envs, two episodes each
+    "actor.model.size=compact",
+    "actor.model.precision=fp32",
+    "runner.max_epochs=1",
+    "runner.val_check_interval=-1",
+    "runner.logger.logger_backends=[]",
+    "algorithm.update_epoch=1",
+    "env.train.total_num_envs=2",
+    "env.train.max_episode_steps=10",
+    "env.train.max_steps_per_rollout_epoch=20",
+    "env.train.num_processes=1",
+    "env.train.init_params.sim_backend=cpu",
+    "env.train.init_params.sensor_configs.shader_pack=minimal",
+    "env.train.init_params.image_size=64",
+    "actor.micro_batch_size=8",
+    "actor.global_batch_size=8",
+]
+
 
 def toy_config(folder: Path, *overrides: str, name: str = "toy_ppo_compact") -> Config:
     """A toy recipe that writes below `folder`."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlinf.commands import jobs
-from rlinf.config.derived import make_plan
+from rlinf.config.derived import make_plan, micro_batch_size
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec
@@ -169,9 +169,9 @@ def advice(cfg: Config, plan: Plan, role: str, *, worth_hiding: bool) -> Iterato
     if role == "rollout":
         yield "more rollout ranks (cluster.component_placement)"
     if role == "actor":
-        share = cfg.actor.global_batch_size // len(plan.actor)
-        if share % (2 * cfg.actor.micro_batch_size) == 0:
-            yield f"actor.micro_batch_size={2 * cfg.actor.micro_batch_size} where memory allows"
+        share, micro = cfg.actor.global_batch_size // len(plan.actor), micro_batch_size(cfg, len(plan.actor))
+        if share % (2 * micro) == 0:
+            yield f"actor.micro_batch_size={2 * micro} where memory allows"
         yield "more actor ranks (cluster.component_placement)"
     if role == "weight sync":
         yield f"runner.weight_sync_interval={2 * cfg.runner.weight_sync_interval}"

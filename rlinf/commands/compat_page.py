@@ -1,4 +1,4 @@
-"""The tables of docs/compat.md that are made from the code: old names of keys, and published keys without effect.
+"""The tables of docs/compat.md that are made from the code: old names of keys, keys without effect, other values.
 
 `python -m rlinf.commands.compat_page docs/compat.md` writes them between their markers (`make docs`).
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlinf.compat.keys import NO_EFFECT, RENAMED
+from rlinf.compat.recipes import DIFFERENCES, NOT_SHIPPED
 
 
 def tables() -> Iterator[tuple[str, str]]:
@@ -18,6 +19,9 @@ def tables() -> Iterator[tuple[str, str]]:
     yield "renamed", "\n".join(["| old | now |", "|---|---|", *rows])
     rows = [f"| `{row.key}` | {_values(row.only)} | {row.why} |" for row in NO_EFFECT]
     yield "no-effect", "\n".join(["| key | values accepted | why, and what to use instead |", "|---|---|---|", *rows])
+    rows = [f"| `{row.recipes}` | `{row.key}` | {row.published} | {row.ours} | {row.why} |" for row in DIFFERENCES]
+    rows += [f"| `{name}` | all | | not shipped | {why} |" for name, why in NOT_SHIPPED.items()]
+    yield "recipes", "\n".join(["| recipes | key | published | here | why |", "|---|---|---|---|---|", *rows])
 
 
 def filled(page: str) -> str:

@@ -9,6 +9,7 @@ from rlinf.commands.units import bytes_text, count_text, plural, ranks_text
 from rlinf.config.check import policy_spec
 from rlinf.config.derived import chunks_per_rollout, rollout_size
 from rlinf.config.schema import Config
+from rlinf.data.layout import Piece
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.models.config import PolicySpec
@@ -113,17 +114,18 @@ def _messages(cfg: Config, plan: Plan) -> Iterator[tuple[str, str]]:
     chunks, rounds = chunks_per_rollout(cfg, mode), env.rollout_epoch * plan.stages
     seen = chunks if cfg.runner.only_eval else chunks + 1  # the last one is valued
     acted = 4 * spec.num_action_chunks * spec.action_dim
-    yield ("observations", _message(plan, "env", "rollout", mode, observation_bytes(cfg), seen * rounds))
-    yield ("actions", _message(plan, "rollout", "env", mode, acted, chunks * rounds))
+    there, back = plan.routes("env", "rollout", mode), plan.routes("rollout", "env", mode)
+    yield ("observations", _message(plan, "env", "rollout", there, observation_bytes(cfg), seen * rounds))
+    yield ("actions", _message(plan, "rollout", "env", back, acted, chunks * rounds))
     if not cfg.runner.only_eval:
-        lived = rollout_size(cfg) // cfg.env.train.total_num_envs * plan.stages * sample_bytes(spec)
-        yield ("experience", _message(plan, "rollout", "actor", mode, lived, 1))
+        lived = rollout_size(cfg) // cfg.env.train.total_num_envs * sample_bytes(spec)
+        yield ("experience", _message(plan, "rollout", "actor", plan.experience_routes, lived, 1))
 
 
-def _message(plan: Plan, source: str, target: str, mode: Mode, row_bytes: int, times: int) -> str:
-    """How much of a stage's batch, a row per env, changes its process."""
+def _message(plan: Plan, source: str, target: str, routes: list[list[Piece]], row_bytes: int, times: int) -> str:
+    """How much of a batch, a row per env, changes its process."""
     rows = moved = 0
-    for rank, route in enumerate(plan.routes(source, target, mode)):
+    for rank, route in enumerate(routes):
         for sender, first, end in route:
             rows += end - first
             if plan.process_of(source, sender) != plan.process_of(target, rank):

@@ -8,7 +8,7 @@ from rlinf.commands.device_map import Row, actor_shards, device_rows, parameter_
 from rlinf.commands.units import bytes_text, count_text, plural
 from rlinf.compat.cache_size import cache_bytes_per_sample
 from rlinf.config.check import policy_spec
-from rlinf.config.derived import chunks_per_rollout, rollout_size, total_steps
+from rlinf.config.derived import chunks_per_rollout, micro_batch_size, rollout_size, total_steps
 from rlinf.config.schema import Config
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.models.config import PolicySpec
@@ -45,11 +45,9 @@ def _batch_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
             f"{size} = {plural(chunks_per_rollout(cfg), 'chunk')} x {plural(train.total_num_envs, 'env')} x "
             f"{plural(train.rollout_epoch, 'rollout')}; {size * spec.num_action_chunks} actions",
         )
-        micro = plural(actor.global_batch_size // ranks // actor.micro_batch_size, "micro batch")
-        yield (
-            "global batch",
-            f"{actor.global_batch_size} = {plural(ranks, 'rank')} x {micro} x {actor.micro_batch_size}",
-        )
+        micro = micro_batch_size(cfg, ranks)
+        count = plural(actor.global_batch_size // ranks // micro, "micro batch")
+        yield ("global batch", f"{actor.global_batch_size} = {plural(ranks, 'rank')} x {count} x {micro}")
         epochs = cfg.algorithm.update_epoch
         yield (
             "optimiser steps",

@@ -17,6 +17,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "algorithm.eval_rollout_epoch": ("env.eval.rollout_epoch",),
     "algorithm.sampling_params": ("rollout.sampling_params",),
     "env.enable_offload": ("env.train.enable_offload", "env.eval.enable_offload"),
+    "algorithm.staleness_threshold": ("runner.max_staleness",),
+    "video_cfg": ("env.train.video_cfg",),
     "actor.model.OpenPI": ("actor.model.openpi",),
     "rollout.model.OpenPI": ("rollout.model.openpi",),
 }
@@ -63,6 +65,7 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect("rollout.sampling_params.max_new_tokens", "the model knows how many tokens an action has"),
     *_model_keys("the network's sizes follow from size and the checkpoint", "image_size", "vocab_size", "hidden_size"),
     *_model_keys("the published network decides which layers have a bias", "add_bias_linear", "add_qkv_bias"),
+    *_model_keys("model_type names the model", "model_name"),
     *_model_keys("torch chooses the attention kernel", "attn_implementation"),
     *_model_keys("weights always go straight to their device", "low_cpu_mem_usage"),
     *_model_keys("code of a checkpoint is never run", "trust_remote_code"),
@@ -115,9 +118,14 @@ def warn_once(key: str, message: str) -> None:
 def no_effect_paths() -> Iterator[tuple[str, NoEffect]]:
     """Every path of the table, alternatives written out; those inside a block come before it."""
     for row in NO_EFFECT:
-        choice = re.search(r"\{(.*)\}", row.key)
-        for part in choice[1].split(",") if choice else [""]:
-            yield (row.key.replace(choice[0], part) if choice else row.key), row
+        for path in expanded(row.key):
+            yield path, row
+
+
+def expanded(key: str) -> list[str]:
+    """A key of the tables with its alternatives written out: `a.{b,c}` is a.b and a.c."""
+    choice = re.search(r"\{(.*)\}", key)
+    return [key.replace(choice[0], part) for part in choice[1].split(",")] if choice else [key]
 
 
 def without_old_keys(block: dict[str, Any], path: str = "actor.model") -> dict[str, Any]:

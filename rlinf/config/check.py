@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from rlinf.algorithms.registry import ADVANTAGES, LOSSES
-from rlinf.config.derived import chunks_per_rollout, make_plan, rollout_size, visible_accelerators
+from rlinf.config.derived import (
+    chunks_per_rollout,
+    largest_divisor,
+    make_plan,
+    micro_batch_size,
+    rollout_size,
+    visible_accelerators,
+)
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import drops_rotation, env_spec
@@ -47,7 +54,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_algorithm(cfg, policy)
         _check_batches(cfg, plan, policy)
         _check_sharding(cfg, plan)
-        _check_staleness(cfg, plan)
+        _check_staleness(cfg)
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0 or purpose == "quickstart":
         check_fit("env.eval", cfg.env.eval, policy)
         _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
@@ -146,20 +153,20 @@ def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, gr
     """Envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes."""
     total, chunk = env.total_num_envs, policy.num_action_chunks
     group = env.group_size if groups else 1
-    components = COMPONENTS if groups else COMPONENTS[:2]
-    unit = math.lcm(*(len(plan.slots(c)) for c in components)) * plan.stages * group
-    for component in components:
-        ranks = len(plan.slots(component))
-        if total % (ranks * plan.stages):
+    ranks = {c: len(plan.slots(c)) for c in (COMPONENTS if groups else COMPONENTS[:2])}
+    stages = {c: 1 if c == "actor" else plan.stages for c in ranks}  # it learns from all of them at once
+    unit = math.lcm(*(ranks[c] * stages[c] for c in ranks)) * group
+    for component, count in ranks.items():
+        parts, each = count * stages[component], "" if component == "actor" else " and stage"
+        if total % parts:
+            product = f"x stages = {count} x {plan.stages} = {parts}" if each else f"= {parts}"
             raise UserError(
-                f"{path}.total_num_envs={total} must divide by {component} ranks x stages = {ranks} x {plan.stages} = "
-                f"{ranks * plan.stages}; {_nearest(total, unit)}"
+                f"{path}.total_num_envs={total} must divide by {component} ranks {product}; {_nearest(total, unit)}"
             )
-        share = total // (ranks * plan.stages)
-        if share % group:
+        if total // parts % group:
             raise UserError(
-                f"{path}.total_num_envs={total} gives {share} envs per {component} rank and stage, which must divide "
-                f"by group_size={group}; {_nearest(total, unit)}"
+                f"{path}.total_num_envs={total} gives {total // parts} envs per {component} rank{each}, which must "
+                f"divide by group_size={group}; {_nearest(total, unit)}"
             )
     for key, steps in (
         ("max_steps_per_rollout_epoch", env.max_steps_per_rollout_epoch),
@@ -226,27 +233,35 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
 
 
 def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
-    """Micro batches fill the global batch on every rank, and global batches fill the rollout."""
+    """Global batches fill the rollout, and every rank's share of one is cut into equal micro batches."""
     micro, batch, ranks = cfg.actor.micro_batch_size, cfg.actor.global_batch_size, len(plan.actor)
-    if batch % (micro * ranks):
-        raise UserError(
-            f"actor.global_batch_size={batch} must divide by micro_batch_size x actor ranks = {micro} x {ranks} = "
-            f"{micro * ranks}; {_nearest(batch, micro * ranks)}"
+    size, train = rollout_size(cfg), cfg.env.train
+    if batch % ranks:
+        rule = f"must divide by actor ranks = {ranks}"
+    elif size % batch:
+        rule = (
+            f"must divide the rollout of {size} samples (chunks x envs x rollout_epoch = {chunks_per_rollout(cfg)} x "
+            f"{train.total_num_envs} x {train.rollout_epoch})"
         )
-    size = rollout_size(cfg)
-    if size % batch:
-        train = cfg.env.train
-        legal = [b for b in range(micro * ranks, size + 1, micro * ranks) if size % b == 0]
-        below, above = [b for b in legal if b < batch][-1:], [b for b in legal if b > batch][:1]
-        near = (
-            f"nearest {'is' if len(below + above) == 1 else 'are'} {' and '.join(map(str, below + above))}"
-            if legal
-            else f"micro_batch_size={micro} fits none"
-        )
-        raise UserError(
-            f"actor.global_batch_size={batch} must divide the rollout of {size} samples (chunks x envs x rollout_epoch "
-            f"= {chunks_per_rollout(cfg)} x {train.total_num_envs} x {train.rollout_epoch}); {near}"
-        )
+    elif not _has_micro_batches(batch // ranks, micro):
+        rule = f"gives {batch // ranks} samples per actor rank, which fill no micro batches of {micro} or a little less"
+    else:
+        fitting = micro_batch_size(cfg, ranks)
+        if fitting != micro:
+            logger.warning(
+                "actor.micro_batch_size=%d -> %d: global_batch_size=%d gives %d samples to each of %d actor ranks",
+                *(micro, fitting, batch, batch // ranks, ranks),
+            )
+        return
+    legal = [b for b in range(ranks, size + 1, ranks) if size % b == 0 and _has_micro_batches(b // ranks, micro)]
+    near = [*[b for b in legal if b < batch][-1:], *[b for b in legal if b > batch][:1]]
+    nearest = f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else "none does"
+    raise UserError(f"actor.global_batch_size={batch} {rule}; {nearest}")
+
+
+def _has_micro_batches(share: int, micro: int) -> bool:
+    """Whether a rank's samples can be cut into micro batches of at least half the wanted size, or fit into one."""
+    return 2 * largest_divisor(share, at_most=micro) >= min(share, micro)
 
 
 def _check_sharding(cfg: Config, plan: Plan) -> None:
@@ -266,15 +281,9 @@ def _check_sharding(cfg: Config, plan: Plan) -> None:
         )
 
 
-def _check_staleness(cfg: Config, plan: Plan) -> None:
-    """Rollouts beside updates need parameters of their own, and a loss that knows their age."""
+def _check_staleness(cfg: Config) -> None:
+    """Rollouts beside updates need a loss that knows their age."""
     staleness = cfg.runner.max_staleness
-    if staleness > 0 and len(plan.rollout_copies) < len(plan.rollout):
-        raise UserError(
-            f"runner.max_staleness={staleness} needs rollout and actor in different processes, but {KEY} lets them "
-            f"share one; for example {KEY}={{actor: 0, 'env,rollout': 1}} (cluster.virtual_devices=2 where there are "
-            "no accelerators), or runner.max_staleness=0"
-        )
     if staleness > 0 and cfg.runner.weight_sync_interval != 1:
         raise UserError(
             f"runner.weight_sync_interval={cfg.runner.weight_sync_interval} must be 1 with "

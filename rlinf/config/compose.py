@@ -6,8 +6,10 @@ Trees are plain dicts whose strings may still hold `${...}`; `resolve` turns the
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +22,8 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MappingNode, SafeLoader, YAMLError
+from yaml import compose as compose_nodes
 
 from rlinf.compat.keys import OLD_GROUPS, RENAMED, is_below, no_effect_paths, rename_path, warn_once
 from rlinf.config.schema import ClusterConfig
@@ -46,7 +49,7 @@ class Composed:
     """The merged tree before interpolation, and its layers, the last one winning."""
 
     tree: Tree
-    layers: tuple[Layer, ...]  # fragments, the config itself, the command line
+    layers: tuple[Layer, ...]  # fragments, the config itself with what is pasted at its end, the command line
 
     def rank(self, path: str) -> int:
         """Index of the last layer that sets `path`; -1 for none."""
@@ -70,21 +73,28 @@ def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path
     file = find_config_file(name_or_path, config_dir)
     groups = [o for o in overrides if _picks_fragment(o)]
     _register_old_groups(config_dir)
-    arguments = [*groups, f"hydra.searchpath=['file://{config_dir.absolute()}']"]
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(file.parent), version_base="1.3"), warnings.catch_warnings():
+        own, pasted = _split_pasted(file)
+        with _file_for_hydra(file, own, changed=bool(pasted)) as primary, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about search paths
-            loader = GlobalHydra.instance().config_loader()
-            defaults = loader.compute_defaults_list(file.stem, arguments, RunMode.RUN).defaults
-            tree = _plain(compose(file.stem, arguments))
+            folders = [f"file://{folder.absolute()}" for folder in (file.parent, config_dir)]
+            arguments = [*groups, f"hydra.searchpath={folders}"]
+            with initialize_config_dir(str(primary.parent), version_base="1.3"):
+                loader = GlobalHydra.instance().config_loader()
+                defaults = loader.compute_defaults_list(file.stem, arguments, RunMode.RUN).defaults
+                tree = _plain(compose(file.stem, arguments))
         layers = [
-            Layer(_shown(path), _mounted(path, item.package or ""))
+            Layer(_shown(path), _mounted(own if path == file else path.read_text(), item.package or ""))
             for item in defaults
             if (path := _fragment(item.config_path or "", (file.parent, config_dir))) is not None
         ]
+        for text in pasted:
+            layers.append(Layer(_shown(file), _mounted(text, "")))
+            tree = merged(tree, layers[-1].tree)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{_shown(file)}: {_one_line(error)}") from error
+    _take_last_placement(tree, layers)
     command_line: Tree = {}
     for override in overrides:
         if override not in groups:
@@ -242,9 +252,47 @@ def _apply_aliases(composed: Composed) -> None:
                 )
 
 
-def _mounted(path: Path, package: str) -> Tree:
-    """A fragment's own keys, at the place where it is mounted."""
-    content = {k: v for k, v in _plain(OmegaConf.load(path)).items() if k not in ("defaults", "hydra")}
+def _split_pasted(file: Path) -> tuple[str, list[str]]:
+    """The text of a config, and the blocks at its end that name a block of it again, as one pastes them from a guide.
+
+    YAML itself allows a name only once.
+    """
+    text = file.read_text(encoding="utf-8")
+    root = compose_nodes(text, Loader=SafeLoader)
+    entries = root.value if isinstance(root, MappingNode) else []
+    starts = [key.start_mark.index for key, _ in entries]
+    own, pasted, seen = text[: starts[0]] if starts else text, [], set[str]()
+    for (key, _), start, end in zip(entries, starts, [*starts[1:], len(text)], strict=True):
+        if key.value in seen and key.value not in ("defaults", "hydra"):
+            pasted.append(text[start:end])
+        else:
+            own += text[start:end]
+        seen.add(key.value)
+    return own, pasted
+
+
+@contextmanager
+def _file_for_hydra(file: Path, own: str, *, changed: bool) -> Iterator[Path]:
+    """The file that Hydra reads: the config, or a copy of the part of it that is valid YAML."""
+    if not changed:
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="rlinf-config-") as folder:
+        copy = Path(folder) / file.name
+        copy.write_text(own, encoding="utf-8")
+        yield copy
+
+
+def _take_last_placement(tree: Tree, layers: Sequence[Layer]) -> None:
+    """A placement replaces those before it: merged, they would place a component twice."""
+    given = [block for layer in layers if isinstance(block := get(layer.tree, PLACEMENT), dict)]
+    if given:
+        tree["cluster"]["component_placement"] = dict(given[-1])
+
+
+def _mounted(text: str, package: str) -> Tree:
+    """The own keys of a fragment's text, at the place where it is mounted."""
+    content = {k: v for k, v in _plain(OmegaConf.create(text)).items() if k not in ("defaults", "hydra")}
     tree: Tree = {}
     if not package:
         return content

@@ -34,6 +34,18 @@ def rollout_size(cfg: Config) -> int:
     return chunks_per_rollout(cfg) * train.total_num_envs * train.rollout_epoch
 
 
+def micro_batch_size(cfg: Config, ranks: int) -> int:
+    """Samples per forward on each of so many actor ranks: actor.micro_batch_size, or the next smaller divisor of a
+    rank's share of the global batch."""
+    share = cfg.actor.global_batch_size // ranks
+    return largest_divisor(share, at_most=cfg.actor.micro_batch_size)
+
+
+def largest_divisor(number: int, *, at_most: int) -> int:
+    """The largest divisor of `number` up to a bound."""
+    return next(m for m in range(min(number, at_most), 0, -1) if number % m == 0)
+
+
 def total_steps(cfg: Config) -> int:
     """Training steps of the run."""
     runner = cfg.runner
@@ -55,6 +67,7 @@ def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
         train_envs=EnvLayout(cfg.env.train.total_num_envs, stages, cfg.env.train.group_size),
         eval_envs=EnvLayout(cfg.env.eval.total_num_envs, stages),
         one_process=_one_process(cfg, slots),
+        actors_apart=_rolls_out_beside_updates(cfg),
     )
     wanted = {
         "env": cfg.env.train.enable_offload,
@@ -62,14 +75,23 @@ def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
         "actor": cfg.actor.enable_offload,
     }
     offload = frozenset(a for a in COMPONENTS if wanted[a] and any(plan.overlaps(a, b) for b in COMPONENTS if b != a))
-    in_turn = cfg.runner.max_staleness == 0  # else all components work at the same time
-    return replace(plan, offload=offload if in_turn else frozenset())
+    return replace(plan, offload=frozenset() if plan.actors_apart else offload)  # all work at the same time
+
+
+def _rolls_out_beside_updates(cfg: Config) -> bool:
+    return cfg.runner.max_staleness > 0 and not cfg.runner.only_eval
 
 
 def _one_process(cfg: Config, slots: Mapping[str, tuple[Slot, ...]]) -> bool:
     """Whether threads of one process on one accelerator can carry the plan out, and are wanted."""
     used = {(s.node, device) for c in COMPONENTS for s in slots[c] for device in s.devices}
-    enough = len(slots["actor"]) == 1 and cfg.cluster.num_nodes == 1 and len(used) <= 1
+    beside = _rolls_out_beside_updates(cfg)
+    enough = len(slots["actor"]) == 1 and cfg.cluster.num_nodes == 1 and len(used) <= 1 and not beside
+    if cfg.cluster.backend == "local" and beside:
+        raise UserError(
+            f"cluster.backend=local rolls out and learns in turn; runner.max_staleness={cfg.runner.max_staleness} "
+            "needs auto or ray"
+        )
     if cfg.cluster.backend == "local" and not enough:
         raise UserError(
             f"cluster.backend=local runs one actor rank on one accelerator, but {KEY} names {len(slots['actor'])} "

@@ -83,7 +83,8 @@ class RunnerConfig:
     keep_checkpoints: ZeroOrMore = 0
     """Keep only the newest k checkpoints; 0 keeps all."""
     resume_dir: str | None = None
-    """A global_step_N folder to continue from, or `auto` for the newest complete one of this experiment."""
+    """A global_step_N folder to continue from, or `auto` for the last complete one of this experiment that was saved
+    under the same settings of what is learnt and how."""
     ckpt_path: str | None = None
     """Weights to load before anything else (a checkpoint folder, or a .pt imported weights-only)."""
     weight_sync_interval: Count = 1
@@ -91,7 +92,8 @@ class RunnerConfig:
     syncs at once, and so does every evaluation."""
     max_staleness: ZeroOrMore = 0
     """Updates that the weights of a rollout may lack when it is learnt from. 0 rolls out and learns in turn; with 1 or
-    more the next rollouts run during the update, which needs rollout and actor in processes of their own."""
+    more the next rollouts run during the update, and actors have processes of their own, where need be on the same
+    accelerators."""
     per_worker_log: bool = False
     """With Ray: the output of every process also by worker, as GROUP_NAME/rank_K.log."""
     per_worker_log_path: str | None = None
@@ -221,7 +223,7 @@ class ActorConfig:
     group_name: str = "ActorGroup"
     """Folder of these workers' logs, with runner.per_worker_log."""
     micro_batch_size: Count = 32
-    """Samples per forward on one rank."""
+    """Samples per forward on one rank; less where they would not divide its share of the global batch."""
     global_batch_size: Count = 256
     """Samples per optimiser step over all ranks."""
     seed: int = 0

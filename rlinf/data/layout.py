@@ -3,7 +3,8 @@
     env      one simulated world, numbered 0 .. E-1 over all ranks and stages
     group    `group_size` neighbouring envs that start from the same reset id
     stage    a share of the envs that is simulated while the policy acts for the other stages
-    rank     one process of a component (env, rollout or actor); it handles equally many envs in every stage
+    rank     one process of a component; one of env or rollout handles equally many envs in every stage, one of the
+             actor learns from neighbouring groups, whatever their stages
     epoch    one of the `rollout_epoch` rollouts of a training step
     chunk    the actions of one call of the policy, numbered 0 .. T-1 in an epoch: the T of tensors [T, B, ...]
     column   one env in one epoch: the B of tensors [T, B, ...]
@@ -70,14 +71,15 @@ class EnvLayout:
 
     def routes(self, sources: int, targets: int) -> list[list[Piece]]:
         """For each target rank, the pieces of the source ranks' batches that, one after another, are its own batch."""
-        have, want = self.share(sources), self.share(targets)
-        return [
-            [
-                Piece(source, max(first - source * have, 0), min(first + want - source * have, have))
-                for source in range(first // have, (first + want - 1) // have + 1)
-            ]
-            for first in range(0, targets * want, want)
-        ]
+        return _cut(self.share(sources), self.share(targets), targets)
+
+    def experience_routes(self, sources: int, targets: int) -> list[list[Piece]]:
+        """For each target rank, the pieces of what the source ranks' envs of all stages lived through that are its own.
+
+        Places count a rank's envs in the order of their numbers, so that only groups must be whole: 64 envs in groups
+        of 8 and two stages fill 4 env ranks, and 8 actors with a group each.
+        """
+        return _cut(self.num_envs // sources, self.num_envs // targets, targets)
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,8 @@ class Columns:
         return self.num_envs * self.stages * self.epochs
 
     def of_envs(self, first: int, end: int) -> slice:
-        """The columns of the envs first..end (whole groups, counted within a stage) in all stages and epochs."""
-        per_env = self.stages * self.epochs
-        return slice(first * per_env, end * per_env)
+        """The columns of the envs first..end (whole groups, counted over all stages of the rank) in all epochs."""
+        return slice(first * self.epochs, end * self.epochs)
 
     def part(self, x: Any, stage: int, epoch: int) -> Any:
         """The view [groups, members, ...] of a tensor or array x [B, ...] that belongs to one stage and epoch."""
@@ -105,6 +106,17 @@ class Columns:
     def numbers(self, stage: int, epoch: int) -> np.ndarray:
         """The column of every env of the rank in one stage and epoch, i64 [num_envs]."""
         return self.part(np.arange(len(self)), stage, epoch).reshape(-1)
+
+
+def _cut(have: int, want: int, targets: int) -> list[list[Piece]]:
+    """Batches of `have` places each, one after another, cut anew into `targets` batches of `want` places."""
+    return [
+        [
+            Piece(source, max(first - source * have, 0), min(first + want - source * have, have))
+            for source in range(first // have, (first + want - 1) // have + 1)
+        ]
+        for first in range(0, targets * want, want)
+    ]
 
 
 def row_numbers(chunk: int, columns: Any, num_columns: int) -> Any:

@@ -39,6 +39,7 @@ class Plan:
     eval_envs: EnvLayout
     offload: frozenset[str] = frozenset()  # components that free their accelerators while others work
     one_process: bool = True  # every worker is a thread of the running process; else Ray starts the processes
+    actors_apart: bool = False  # actors have processes of their own, so that they learn while others roll out
 
     def slots(self, component: str) -> tuple[Slot, ...]:
         """The processes of a component, by rank."""
@@ -46,14 +47,15 @@ class Plan:
 
     @cached_property
     def processes(self) -> tuple[ProcessSlot, ...]:
-        """Every process, by index: workers of equal rank in the same place share theirs."""
+        """Every process, by index: workers of equal rank in the same place share theirs, but for actors apart."""
         workers = [(slot, WorkerId(c, r)) for c in COMPONENTS for r, slot in enumerate(self.slots(c))]
         if self.one_process:
             return (ProcessSlot(self.actor[0], tuple(w for _, w in workers)),)
-        found: dict[tuple[Slot, int], list[WorkerId]] = {}
+        found: dict[tuple[Slot, int, bool], list[WorkerId]] = {}
         for slot, worker in workers:
-            found.setdefault((slot, worker.rank), []).append(worker)
-        return tuple(ProcessSlot(slot, tuple(members)) for (slot, _), members in found.items())
+            apart = self.actors_apart and worker.role == "actor"
+            found.setdefault((slot, worker.rank, apart), []).append(worker)
+        return tuple(ProcessSlot(slot, tuple(members)) for (slot, _, _), members in found.items())
 
     def process_of(self, role: str, rank: int) -> int:
         """The index of the process a worker runs in."""
@@ -112,6 +114,11 @@ class Plan:
     def routes(self, src: str, dst: str, mode: Mode = "train") -> list[list[Piece]]:
         """For each rank of `dst`, the pieces of the batches of `src` ranks that make up its own."""
         return self.envs(mode).routes(len(self.slots(src)), len(self.slots(dst)))
+
+    @property
+    def experience_routes(self) -> list[list[Piece]]:
+        """For each actor rank, the pieces of the rollout ranks' experience, over all stages, that it learns from."""
+        return self.train_envs.experience_routes(len(self.rollout), len(self.actor))
 
 
 def _places(slots: Sequence[Slot]) -> set[tuple[int, int]]:

@@ -15,6 +15,7 @@ import json
 import platform
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,10 +36,23 @@ class Manifest:
     files: dict[str, str]  # relative path -> sha256
     config_hash: str
     versions: dict[str, str]
+    saved_at: float = 0.0  # Unix time, seconds
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """The manifest of `folder`, after every file it lists was found whole; raises UserError naming the bad file."""
+        manifest = cls.parse(folder)
+        for name, want in manifest.files.items():
+            file = folder / name
+            if not file.is_file():
+                raise UserError(f"checkpoint {folder}: {name} is missing")
+            if sha256(file) != want:
+                raise UserError(f"checkpoint {folder}: {name} is corrupt, its checksum differs from manifest.json")
+        return manifest
+
+    @classmethod
+    def parse(cls, folder: Path) -> Manifest:
+        """What manifest.json says, the files unread."""
         path = folder / "manifest.json"
         if not path.is_file():
             raise UserError(f"checkpoint {folder}: manifest.json is missing, so it was never completed")
@@ -48,12 +62,6 @@ class Manifest:
                 raise TypeError("files must be an object of checksums")
         except (ValueError, TypeError) as error:  # no text, no JSON, or other keys
             raise UserError(f"checkpoint {folder}: manifest.json cannot be read ({error})") from error
-        for name, want in manifest.files.items():
-            file = folder / name
-            if not file.is_file():
-                raise UserError(f"checkpoint {folder}: {name} is missing")
-            if sha256(file) != want:
-                raise UserError(f"checkpoint {folder}: {name} is corrupt, its checksum differs from manifest.json")
         return manifest
 
 
@@ -69,7 +77,7 @@ def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) ->
     with atomic_folder(final, what=f"checkpoint {final}") as folder:
         yield folder
         files = {str(p.relative_to(folder)): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-        manifest = Manifest(step=step, files=files, config_hash=config_hash, versions=versions())
+        manifest = Manifest(step, files, config_hash, versions(), saved_at=time.time())
         (folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
     if keep > 0:
         so_far = [p for p in _numbered(root) if step_of(p.name) <= step]  # later ones belong to an earlier run
@@ -77,8 +85,8 @@ def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) ->
             shutil.rmtree(old)
 
 
-def find_resume(root: Path, resume_dir: str, warn: Callable[[str], None]) -> Path | None:
-    """The folder to resume from: `auto` takes the newest complete one (None if there is none), else the one named."""
+def find_resume(root: Path, resume_dir: str, config_hash: str, warn: Callable[[str], None]) -> Path | None:
+    """The folder to resume from: the one named, or for `auto` the last complete one that such a config saved."""
     if resume_dir != "auto":
         folder = Path(resume_dir)
         if not folder.is_dir():
@@ -86,7 +94,23 @@ def find_resume(root: Path, resume_dir: str, warn: Callable[[str], None]) -> Pat
             raise UserError(f"runner.resume_dir={resume_dir} does not exist; there: {', '.join(found) or 'none'}")
         Manifest.read(folder)
         return folder
-    for folder in reversed(_numbered(root)):
+    saved, skipped = [], []
+    for folder in _numbered(root):
+        try:
+            manifest = Manifest.parse(folder)
+        except UserError as error:
+            warn(f"{error}; skipped")
+            continue
+        if manifest.config_hash == config_hash:
+            saved.append((manifest.saved_at, manifest.step, folder))
+        else:
+            skipped.append(folder.name)
+    if skipped:
+        warn(
+            f"runner.resume_dir=auto skips {', '.join(skipped)} in {root}, saved under other settings of what is "
+            "learnt and how; name one to continue from it all the same"
+        )
+    for _, _, folder in sorted(saved, reverse=True):  # a higher step may be of an earlier run
         try:
             Manifest.read(folder)
             return folder
@@ -120,8 +144,26 @@ def step_of(ckpt_path: str | None) -> int:
 
 
 def config_hash(cfg: Any) -> str:
-    """A short digest of a config's values."""
-    return hashlib.sha256(json.dumps(asdict(cfg), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    """A short digest of what is learnt and how: two runs that differ in anything else may continue one another."""
+    tree = asdict(cfg)
+    model, train = tree["actor"]["model"], tree["env"]["train"]
+    for block, names in (
+        (model, ("model_path", "lora_path", "gradient_checkpointing")),  # the weights are those of the checkpoint
+        (train, ("video_cfg", "enable_offload", "num_processes", "max_restarts")),
+        (tree["actor"]["optim"], ("total_training_steps",)),  # a run may be made longer
+    ):
+        for name in names:
+            block.pop(name, None)
+    actor = {name: tree["actor"][name] for name in ("model", "optim", "seed", "global_batch_size")}
+    parts = [
+        tree["algorithm"],
+        train,
+        actor,
+        tree["rollout"]["sampling_params"],
+        tree["runner"]["seed"],
+        tree["compat"],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,7 @@ import torch
 from rlinf.algorithms.losses import Batch
 from rlinf.algorithms.registry import LOSSES
 from rlinf.compat.formulas import choose_formulas
+from rlinf.config.derived import micro_batch_size
 from rlinf.data.arena import Arena, RowCache
 from rlinf.data.layout import chunk_and_column, global_batches
 from rlinf.data.noise import generator
@@ -50,6 +51,7 @@ class ActorWorker(Worker):
         self.policy = shared_policy(self)  # full weights, current outside of `update`
         self.parallel = make_parallel(self.policy, self.cfg.actor, self.group)
         self.optimizer = self.parallel.optimizer
+        self.micro_batch_size = micro_batch_size(self.cfg, self.group.size)
         self.optimizer_steps = 0
         self.nonfinite_in_a_row = 0
         self.proximal: torch.Tensor | None = None  # f32 [T, B, C, A]; what the update's loss clips around
@@ -212,7 +214,7 @@ class ActorWorker(Worker):
             return
         traj, proximal = self.trajectory, torch.empty_like(self.trajectory.logprobs)
         num_chunks, columns = traj.logprobs.shape[:2]
-        for rows in torch.arange(num_chunks * columns).split(self.cfg.actor.micro_batch_size):
+        for rows in torch.arange(num_chunks * columns).split(self.micro_batch_size):
             at = chunk_and_column(rows, columns)
             replay = {k: v[at].to(self.device) for k, v in traj.replay.items()}
             with torch.no_grad():
@@ -221,7 +223,7 @@ class ActorWorker(Worker):
         self.proximal = proximal
 
     def _micro_batches(self, rows: torch.Tensor) -> list[MicroBatch]:
-        """This rank's rows of a global batch, `actor.micro_batch_size` at a time.
+        """This rank's rows of a global batch, `micro_batch_size` at a time.
 
         Each is weighted so that how the batch is cut does not change the gradient. A pass uses kept prefixes only if it
         has those of all of its rows, on all ranks (which gather sharded weights together), so rows with one come first.
@@ -229,7 +231,7 @@ class ActorWorker(Worker):
         cache, columns = self._cache, self.trajectory.logprobs.shape[1]
         if cache is not None:
             rows = torch.cat([rows[cache.held(rows)], rows[~cache.held(rows)]])
-        micros = rows.split(self.cfg.actor.micro_batch_size)
+        micros = rows.split(self.micro_batch_size)
         at = [chunk_and_column(micro, columns) for micro in micros]
         counts = torch.stack([self.formulas.weight(self.targets.map(operator.itemgetter(where))) for where in at])
         weights = (counts / self.group.sum(counts.sum()).clamp(min=1)).tolist()

@@ -86,7 +86,7 @@ class RolloutWorker(Worker):
         return self.arena.trajectory()
 
     def experience(self, first: int, end: int, *, reader: int) -> Trajectory | ArenaRows:
-        """The experience of envs first..end (within a stage) of this rank, for the actor rank `reader`.
+        """The experience of envs first..end of this rank (over all its stages), for the actor rank `reader`.
 
         Returns a reference to the arena if the reader runs in the same process, else a copy on the CPU.
         """

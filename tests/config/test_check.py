@@ -51,8 +51,9 @@ TABLE = [
         "env.train.max_episode_steps=1 must divide by actor.model.num_action_chunks=2; nearest is 2",
     ),
     (
-        ["actor.global_batch_size=80"],
-        "actor.global_batch_size=80 must divide by micro_batch_size x actor ranks = 32 x 1 = 32; nearest are 64 and 96",
+        ["actor.global_batch_size=37", "env.train.total_num_envs=37"],
+        "actor.global_batch_size=37 gives 37 samples per actor rank, which fill no micro batches of 32 or a little "
+        "less; nearest is 8",
     ),
     (
         ["actor.global_batch_size=96"],
@@ -269,6 +270,27 @@ def test_plan_text_states_the_arithmetic_of_the_published_recipe() -> None:
         "  replay arena          193 MB per rollout rank (1280 samples x 151 kB)",
     ):
         assert line in text.splitlines()
+
+
+def test_micro_batches_shrink_to_what_a_rank_has(caplog: pytest.LogCaptureFixture) -> None:
+    """The ManiSkill guide's two nodes of eight: 640 samples over 16 ranks are half a micro batch each."""
+    block = ["cluster.num_nodes=2", "cluster.component_placement={env: 0-7, rollout: 8-15, actor: 0-15}"]
+    cfg = load_config("maniskill_ppo_openvla", block, config_dir=CONFIGS, purpose="plan", devices=[8, 8])
+    line = "actor.micro_batch_size=80 -> 40: global_batch_size=640 gives 40 samples to each of 16 actor ranks"
+    assert line in caplog.messages
+    text = describe_plan(cfg, make_plan(cfg, [8, 8]))
+    assert "  global batch          640 = 16 ranks x 1 micro batch x 40" in text.splitlines()
+    caplog.clear()
+    load_config("maniskill_ppo_openvla", config_dir=CONFIGS, purpose="plan", devices=[8])
+    assert "micro_batch_size" not in caplog.text
+
+
+def test_batches_that_ranks_cannot_share_are_refused() -> None:
+    settings = ["actor.global_batch_size=636", "cluster.component_placement={'actor,env,rollout': 0-7}"]
+    with pytest.raises(UserError) as error:
+        load_config("maniskill_ppo_openvla", settings, config_dir=CONFIGS, purpose="plan", devices=[8])
+    line = "actor.global_batch_size=636 must divide by actor ranks = 8; nearest are 512 and 640"
+    assert str(error.value) == line
 
 
 def test_plan_text_of_an_evaluation() -> None:

@@ -133,6 +133,37 @@ def test_placement_overrides_replace() -> None:
     assert cfg.cluster.component_placement == {"actor": "all", "env": "0:0-1", "rollout": "all"}
 
 
+def test_a_placement_given_later_replaces(tmp_path: Path) -> None:
+    """In a config that inherits one, at the end of a config that has one, or both."""
+    block = "cluster:\n  component_placement: {env: 0, rollout: 0, actor: 0}\n"
+    want = {"env": 0, "rollout": 0, "actor": 0}
+    inheriting = write(tmp_path, block)
+    assert load(name=inheriting).cluster.component_placement == want
+    recipe = (CONFIGS / "toy_ppo_compact.yaml").read_text()
+    pasted = tmp_path / "pasted.yaml"
+    pasted.write_text(f"{recipe}\n{block}rollout:\n  pipeline_stage_num: 2\nrollout: {{enable_offload: true}}\n")
+    cfg = load(name=str(pasted))
+    assert cfg.cluster.component_placement == want
+    assert cfg.cluster.torch_threads == 1  # the rest of the block stays
+    assert (cfg.rollout.pipeline_stage_num, cfg.rollout.enable_offload) == (2, True)
+    cfg = load("cluster.component_placement.env=0:0-1", name=str(pasted))
+    assert cfg.cluster.component_placement == want | {"env": "0:0-1"}
+
+
+def test_mistakes_in_pasted_blocks_name_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "runner: {max_epochs: 3}\nrunner: {max_epoch: 4}\n")
+    with pytest.raises(UserError) as error:
+        load(name=path)
+    assert str(error.value) == f"{path}: unknown key runner.max_epoch; did you mean runner.max_epochs?"
+
+
+def test_a_video_block_without_its_parents_is_that_of_training(tmp_path: Path) -> None:
+    path = write(tmp_path, "video_cfg:\n  save_video: True\n  video_base_dir: ${runner.logger.log_path}/video/train\n")
+    cfg = load(name=path)
+    assert (cfg.env.train.video_cfg.save_video, cfg.env.eval.video_cfg.save_video) == (True, False)
+    assert cfg.env.train.video_cfg.video_base_dir == "logs/video/train"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

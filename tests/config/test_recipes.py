@@ -241,29 +241,31 @@ ML45 = PI0 | {
     },
 }
 OFT = {
-    "runner": RUNNER | {"logger": RUNNER["logger"] | {"experiment_name": "metaworld_50_grpo_openvlaoft"}},
+    "runner": RUNNER
+    | {"save_interval": 25, "logger": RUNNER["logger"] | {"experiment_name": "metaworld_grpo_openvla_final"}},
     "algorithm": ALGORITHM
     | {"adv_type": "grpo", "loss_type": "actor", "group_size": 8, "update_epoch": 1, "clip_ratio_high": 0.28}
     | {"reward_type": "action_level", "logprob_type": "token_level", "reward_coef": 5.0}
     | {"filter_rewards": True, "rewards_lower_bound": 0.1, "rewards_upper_bound": 1.0},
     "env": {
         "train": TRAIN | {"group_size": 8, "rollout_epoch": 16, "reward_coef": 5.0},
-        "eval": EVAL | {"reward_coef": 5.0},
+        "eval": EVAL | {"reward_coef": 1.0, "total_num_envs": 16, "use_fixed_reset_state_ids": False},
     },
-    "rollout": {"sampling_params": {"do_sample": True, "temperature_train": 1.6, "top_k": -1, "top_p": 1.0}},
+    "rollout": {"sampling_params": {"do_sample": True, "temperature_train": 1.6, "temperature_eval": 0.6, "top_k": -1}},
     "actor": {
         "micro_batch_size": 32,
         "global_batch_size": 12800,
         "model": {
             "model_type": "openvla_oft",
-            "model_path": "/path/to/model/RLinf-OpenVLAOFT-MetaWorld-SFT",
+            "model_path": "/path/to/RLinf-OpenVLAOFT-MetaWorld-SFT",
             "num_action_chunks": 1,
             "action_dim": 7,
             "unnorm_key": "meta_world_strict",
+            "max_prompt_length": 50,
             "is_lora": False,
             "add_value_head": False,
         },
-        "optim": {"lr": 2e-5},
+        "optim": {"lr": 2e-5, "value_lr": 3e-3},
     },
 }
 
@@ -303,8 +305,8 @@ def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
     train = CALVIN_TRAIN | {"task_suite_name": "calvin_abc", "group_size": 8, "rollout_epoch": 16, "reward_coef": 5.0}
     path = "/path/to/model/RLinf-OpenVLAOFT-CALVIN-SFT"
     expected = OFT | {
-        "runner": RUNNER | {"logger": RUNNER["logger"] | {"experiment_name": "calvin_abc_d_grpo_openvlaoft"}},
-        "env": {"train": train, "eval": CALVIN_EVAL | {"reward_coef": 5.0}},
+        "runner": OFT["runner"] | {"logger": RUNNER["logger"] | {"experiment_name": "calvin_abc_d_grpo_openvlaoft"}},
+        "env": {"train": train, "eval": CALVIN_EVAL | {"reward_coef": 1.0}},
         "actor": OFT["actor"]
         | {"global_batch_size": 12288}
         | {"model": OFT["actor"]["model"] | {"model_path": path, "unnorm_key": "calvin_abc"}},

@@ -77,4 +77,4 @@ def test_columns_of_any_number_of_ranks_and_stages_lie_in_the_same_order():
         parts.append(part)
     assert torch.equal(torch.cat(parts), whole)
     assert whole[:6].tolist() == [0, 10, 1, 11, 2, 12]
-    assert halves.of_envs(0, 2) == slice(0, 12)
+    assert [halves.of_envs(0, 2), halves.of_envs(2, 4)] == [slice(0, 6), slice(6, 12)]  # a group of each stage

@@ -73,6 +73,28 @@ def test_routes_hand_every_env_to_its_rank(sources: int, targets: int) -> None:
             assert list(itertools.chain(*pieces)) == envs.env_ids(targets, target, stage)
 
 
+@pytest.mark.parametrize("sources", [1, 2, 4])
+@pytest.mark.parametrize("targets", [1, 2, 4, 8])
+def test_experience_of_all_stages_is_dealt_out_in_whole_groups(sources: int, targets: int) -> None:
+    """The guides' 64 envs in groups of 8 and two stages: 4 rollout ranks, 8 actors with one group each."""
+    envs, epochs, stages = EnvLayout(64, stages=2, group_size=8), 3, 2
+    columns = Columns(envs.share(sources), stages, epochs, group_size=8)
+    held = np.zeros((sources, len(columns), 2), dtype=int)  # (env, epoch) of every column
+    for source, stage, epoch in itertools.product(range(sources), range(stages), range(epochs)):
+        ids = envs.env_ids(sources, source, stage)
+        held[source, columns.numbers(stage, epoch)] = [(env, epoch) for env in ids]
+    learnt = [
+        np.concatenate([held[source, columns.of_envs(first, end)] for source, first, end in route])
+        for route in envs.experience_routes(sources, targets)
+    ]
+    assert {len(part) for part in learnt} == {64 * epochs // targets}
+    for group in np.concatenate(learnt).reshape(-1, 8, 2):  # what advantages compare
+        assert group[:, 0].tolist() == list(range(group[0, 0], group[0, 0] + 8))
+        assert group[0, 0] % 8 == 0
+        assert len(set(group[:, 1])) == 1
+    assert len({tuple(pair) for part in learnt for pair in part.tolist()}) == 64 * epochs
+
+
 def test_rows_and_back() -> None:
     chunks, columns = chunk_and_column(np.arange(21), 7)
     assert row_numbers(chunks, columns, 7).tolist() == list(range(21))

@@ -136,7 +136,7 @@ def test_sampling_comes_from_the_rollout_block():
     assert Oft(precision="bf16").for_run(rest).stored_precision == "bf16"
     recipe = load_config("metaworld_50_grpo_openvlaoft", config_dir=CONFIGS, purpose="plan", devices=[0])
     model = recipe.actor.model
-    assert (model.temperature_train, model.temperature_eval, model.top_k) == (1.6, -1.0, -1)
+    assert (model.temperature_train, model.temperature_eval, model.top_k) == (1.6, 0.6, -1)
     assert (model.num_action_chunks, model.unnorm_key, model.stored_precision) == (1, "meta_world_strict", "bf16")
 
 

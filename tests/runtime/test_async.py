@@ -15,7 +15,8 @@ from rlinf.errors import UserError
 from rlinf.metrics.run_log import RunLog
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner, next_barrier
-from tests.runs import toy_config
+from rlinf.runtime.ray.devices import groups_without_nccl
+from tests.runs import FEW_MANISKILL, toy_config
 
 APART = ["cluster.virtual_devices=2", "cluster.component_placement={actor: 0, 'env,rollout': 1}"]
 STALE = ["runner.max_staleness=1", "algorithm.loss_type=decoupled_actor_critic"]
@@ -55,6 +56,45 @@ def test_the_runner_is_chosen_by_staleness(tmp_path, ray_address):
         }
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        pytest.param("maniskill_async_ppo_openpi", 10, marks=pytest.mark.slow),
+        pytest.param("maniskill_async_ppo_openpi_pi05", 10, marks=pytest.mark.slow),
+        pytest.param("maniskill_async_ppo_openvla", 4, marks=pytest.mark.slow),
+        ("maniskill_async_ppo_openvlaoft", 8),
+    ],
+)
+def test_the_published_recipes_run_asynchronously(tmp_path, ray_address, maniskill_path, name, steps):
+    """On one accelerator that both share, as the recipes place them."""
+    where = [f"cluster.ray_address={ray_address}", "cluster.virtual_devices=1", "runner.max_epochs=2"]
+    where += ["cluster.component_placement={'env,rollout,actor': 0}", f"runner.logger.log_path={tmp_path}"]
+    length = [f"env.train.max_episode_steps={steps}", f"env.train.max_steps_per_rollout_epoch={2 * steps}"]
+    batch = ["actor.global_batch_size=4", "actor.optim.critic_warmup_steps=0"]
+    cfg = load_config(name, [*FEW_MANISKILL, *where, *length, *batch])
+    runner = make_runner(cfg, make_plan(cfg), RunLog(cfg))
+    try:
+        runner.train()
+    finally:
+        runner.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [m["rollout/staleness"] for m in lines] == [0, 1]
+    assert all(m["train/actor/logprob_gap"] <= 2e-5 for m in lines)
+    assert [m["env/num_trajectories"] for m in lines] == [4, 4]
+    assert lines[0]["sync/bytes"] > 0
+
+
+def test_rollout_and_actor_may_share_their_accelerators():
+    """As in the published recipes: `env,rollout,actor: 0-3` are eight processes on four accelerators."""
+    cfg = load_config("maniskill_async_ppo_openvla", purpose="plan", devices=[4])
+    plan = make_plan(cfg, [4])
+    assert [[worker.role for worker in process.workers] for process in plan.processes] == [["env", "rollout"]] * 4 + [
+        ["actor"]
+    ] * 4
+    assert plan.rollout_copies == (0, 1, 2, 3)
+    assert groups_without_nccl(plan) == {"sync"}  # actor 0 and rollout 0 use one accelerator
+
+
 @pytest.mark.slow
 def test_without_staleness_the_decoupled_loss_is_the_plain_one(tmp_path, ray_address):
     plain, runner = run(tmp_path / "plain", ray_address, "runner.max_epochs=2")
@@ -77,7 +117,10 @@ def test_nothing_runs_past_an_evaluation_a_checkpoint_or_the_end(total, evaluate
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["runner.max_staleness=1"], r"max_staleness=1 needs rollout and actor in different processes"),
+        (
+            ["runner.max_staleness=1", "cluster.backend=local"],
+            r"backend=local rolls out and learns in turn; runner.max",
+        ),
         (["runner.max_staleness=-1"], r"max_staleness=-1 must be an integer at least 0"),
     ],
 )

@@ -90,6 +90,12 @@ def assert_equal(one: Trajectory, two: Trajectory) -> None:
     assert all(torch.equal(a[k], b[k]) for k in a if isinstance(a[k], torch.Tensor))
 
 
+def assert_equal_but_values(one: Trajectory, two: Trajectory) -> None:
+    """What was seen, done and paid."""
+    assert torch.equal(one.logprobs, two.logprobs)
+    assert torch.equal(one.rewards, two.rewards)
+
+
 def assert_close(one: Trajectory, two: Trajectory) -> None:
     """As equal as calls with other batch sizes are: sums round differently, what is discrete must not differ."""
     for name in ("terminated", "truncated", "valid", "lost", "rewards"):
@@ -123,6 +129,24 @@ def test_ray_plays_and_learns_what_one_process_does(tmp_path, ray_address, in_on
             k: v for k, v in want_metrics[step].items() if k not in moved
         }
     assert_close(experience[0], in_one_process[3 - stages][0][0])
+
+
+def test_actor_ranks_learn_from_groups_of_different_stages(tmp_path, ray_address):
+    """Two groups, one in each stage, and two actors: the advantages are those of one actor that holds both groups."""
+    groups = ["rollout.pipeline_stage_num=2", "algorithm.group_size=8", "actor.fsdp_config.strategy=no_shard"]
+    place = ["cluster.virtual_devices=2", "cluster.component_placement={'env,rollout': 0, actor: 0-1}"]
+
+    def grpo(folder: Path, address: str | None, *overrides: str) -> Config:
+        ray = [f"cluster.ray_address={address}"] if address else []
+        return toy_config(folder, *ray, *groups, *overrides, "actor.micro_batch_size=32", name="toy_grpo_compact")
+
+    experience, metrics = play(grpo(tmp_path / "two", ray_address, *place))
+    want, want_metrics = play(grpo(tmp_path / "one", None), devices=[0])
+    assert_equal_but_values(experience[0], want[0])
+    for name in ("advantages_mean", "advantages_max", "advantages_min", "rewards"):
+        assert metrics[0][f"rollout/{name}"] == pytest.approx(want_metrics[0][f"rollout/{name}"], abs=1e-6)
+    loss = "train/actor/policy_loss"
+    assert metrics[0][loss] == pytest.approx(want_metrics[0][loss], abs=1e-5)
 
 
 def test_two_ranks_play_what_one_does(tmp_path, ray_address, in_one_process):

@@ -6,12 +6,13 @@ from contextlib import suppress
 
 import pytest
 
+from rlinf.config.load import load_config
 from rlinf.errors import UserError
-from rlinf.storage.step_checkpoint import Manifest, find_resume, new_checkpoint
+from rlinf.storage.step_checkpoint import Manifest, config_hash, find_resume, new_checkpoint
 
 
-def save(root, step, keep=0, text="weights"):
-    with new_checkpoint(root, step, config_hash="h", keep=keep) as folder:
+def save(root, step, keep=0, text="weights", config_hash="h"):
+    with new_checkpoint(root, step, config_hash=config_hash, keep=keep) as folder:
         (folder / "actor").mkdir()
         (folder / "actor" / "w.bin").write_text(text)
     return root / f"global_step_{step}"
@@ -35,7 +36,7 @@ def test_an_interrupted_write_leaves_the_last_one_in_charge(tmp_path):
         (folder / "half").write_text("x")
         raise OSError("disk full")
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_1"]
-    assert find_resume(tmp_path, "auto", print).name == "global_step_1"
+    assert find_resume(tmp_path, "auto", "h", print).name == "global_step_1"
     (tmp_path / ".tmp-global_step_7").mkdir()  # of a run that was killed
     save(tmp_path, 2)
     assert not list(tmp_path.glob(".tmp-*"))
@@ -46,8 +47,43 @@ def test_auto_falls_back_past_a_corrupt_one_and_says_so(tmp_path):
     newest = save(tmp_path, 10)
     (newest / "actor" / "w.bin").write_text("flipped")
     warnings = []
-    assert find_resume(tmp_path, "auto", warnings.append).name == "global_step_1"
+    assert find_resume(tmp_path, "auto", "h", warnings.append).name == "global_step_1"
     assert "actor/w.bin is corrupt" in warnings[0]
+
+
+def test_auto_takes_what_the_same_config_saved_last(tmp_path):
+    save(tmp_path, 10)  # of an earlier run, which a new one in the same folder did not continue
+    save(tmp_path, 20, config_hash="other")
+    save(tmp_path, 2)
+    warnings = []
+    assert find_resume(tmp_path, "auto", "h", warnings.append).name == "global_step_2"
+    assert warnings == [
+        f"runner.resume_dir=auto skips global_step_20 in {tmp_path}, saved under other settings of what is learnt and "
+        "how; name one to continue from it all the same"
+    ]
+    assert find_resume(tmp_path, "auto", "third", print) is None
+    assert find_resume(tmp_path, str(tmp_path / "global_step_20"), "h", print).name == "global_step_20"
+
+
+@pytest.mark.parametrize(
+    ("more", "same"),
+    [
+        (
+            ["runner.max_epochs=9", "runner.save_interval=3", "runner.logger.log_path=x", "cluster.torch_threads=2"],
+            True,
+        ),
+        (["actor.micro_batch_size=16", "actor.optim.total_training_steps=50", "env.eval.num_trials=8"], True),
+        (["env.train.enable_offload=true", "env.train.num_processes=2", "actor.model.model_path=/some/where"], True),
+        (["runner.seed=1"], False),
+        (["actor.optim.lr=1e-5"], False),
+        (["algorithm.gamma=0.9"], False),
+        (["env.train.task_suite_name=toy_red"], False),
+        (["actor.model.num_steps=2"], False),
+    ],
+)
+def test_what_tells_runs_apart(more, same):
+    one, two = (load_config("toy_ppo_compact", changes, purpose="plan", devices=[0]) for changes in ([], more))
+    assert (config_hash(one) == config_hash(two)) is same
 
 
 @pytest.mark.parametrize(
@@ -66,13 +102,13 @@ def test_a_damaged_folder_named_outright_is_refused(tmp_path, damage, message):
     folder = save(tmp_path, 1)
     damage(folder)
     with pytest.raises(UserError, match=re.escape(message)):
-        find_resume(tmp_path, str(folder), print)
+        find_resume(tmp_path, str(folder), "h", print)
 
 
 def test_missing_folder_lists_what_is_there(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(UserError, match="does not exist; there: global_step_1"):
-        find_resume(tmp_path, str(tmp_path / "global_step_7"), print)
+        find_resume(tmp_path, str(tmp_path / "global_step_7"), "h", print)
 
 
 def test_keep_last_k_by_number(tmp_path):
