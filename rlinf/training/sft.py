@@ -159,13 +159,18 @@ class _Trainer:
     def _loss(self, rows: list[int], step: int) -> torch.Tensor:
         """Mean imitation loss of a batch; every sample is used with `noise_draws` draws of (noise, time)."""
         cfg, device, readout = self.cfg, self.params[0].device, self.readout
-        obs, actions = self.data.batch(rows, self.policy.spec.num_action_chunks)
+        obs, actions, is_target = self.data.batch(rows, self.policy.action_horizon)
         noise = Noise(
             seed=cfg.runner.seed, at=ChunkIndex(step, 0, 0), env_ids=range(len(rows)), device=device, stream="sft"
         )
         state_loss = None if readout is None else (lambda tokens: cfg.sft.state_loss * readout.loss(tokens, rows))
         return self.policy.sft_loss(
-            obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws, image_token_loss=state_loss
+            obs.to(device),
+            actions.to(device),
+            is_target=is_target.to(device),
+            noise=noise,
+            draws=cfg.sft.noise_draws,
+            image_token_loss=state_loss,
         )
 
 

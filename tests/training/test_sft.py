@@ -52,6 +52,7 @@ class LinearPolicy(Policy):
         actions: torch.Tensor,
         *,
         noise: Noise,
+        is_target: torch.Tensor | None = None,
         draws: int = 1,
         image_token_loss: ImageTokenLoss | None = None,
     ) -> torch.Tensor:

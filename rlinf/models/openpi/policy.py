@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from torch.nn import functional as F
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
@@ -198,6 +199,11 @@ class Policy(PretrainedPolicy):
         return resize_with_pad(images, self.arch.image_size)
 
     @property
+    def action_horizon(self) -> int:
+        """H of the architecture."""
+        return self.arch.action_horizon
+
+    @property
     def image_width(self) -> int | None:
         """Width of an image token; None where the vision-language model is frozen, which no such loss could teach."""
         return None if self.cfg.freeze_vlm else self.arch.vlm_width
@@ -208,14 +214,22 @@ class Policy(PretrainedPolicy):
         actions: Tensor,
         *,
         noise: Noise,
+        is_target: Tensor | None = None,
         draws: int = 1,
         image_token_loss: ImageTokenLoss | None = None,
     ) -> Tensor:
-        """Flow matching: mean squared velocity error over real columns, `draws` (noise, time) pairs per sample."""
-        inputs = self.processor.encode(obs)
-        target = self.processor.encode_actions(actions.to(self.processor.device), inputs.raw_state)
+        """Flow matching: mean squared velocity error, `draws` (noise, time) pairs per sample.
+
+        Padded columns count too, with target 0: the sampler denoises them with the others. `actions` [B, 1..H, A] may
+        be fewer than the horizon; those that are missing are not learned.
+        """
+        inputs, device = self.processor.encode(obs), self.processor.device
+        target = self.processor.encode_actions(actions.to(device), inputs.raw_state)
+        if is_target is None:
+            is_target = torch.ones(actions.shape[:2], dtype=torch.bool)
         given = self._observed(inputs)
         given["target"] = target
+        given["is_target"] = F.pad(is_target.to(device), (0, self.action_horizon - actions.shape[1]))
         given["eps"] = noise.normal((draws, *target.shape[1:]))  # [B, draws, H, D]
         given["t"] = flow.beta_time(noise.uniform((draws,)))  # [B, draws]
         loss, image_token = self._imitate(given)
@@ -233,8 +247,9 @@ class Policy(PretrainedPolicy):
         state = None if state is None else state.repeat_interleave(draws, 0)
         x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
         velocity = self.net.velocity(self.net.suffix(prefix, state, x, self.net.times(t)))
-        error = velocity - (eps - target)
-        return error[..., : self.cfg.action_dim].square().mean(), image_token
+        errors = (velocity - (eps - target)).square().mean(-1)  # [B x draws, H]
+        is_target = given["is_target"].repeat_interleave(draws, 0)
+        return (errors * is_target).sum() / is_target.sum(), image_token
 
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""
