@@ -69,6 +69,30 @@ def test_every_critic_agrees_between_rollout_and_update(name, critic):
         assert gap(bootstrap, out.values) <= GAP
 
 
+@pytest.mark.parametrize("name", ["pi0_metaworld", "pi05_metaworld"])
+def test_bootstrap_values_are_means_over_all_steps_where_stored_values_are(name):
+    """With next to no noise a sampled chain is the deterministic path: the value of one is that of the other."""
+    quiet = {"noise_method": "flow_noise", "noise_logvar_range": [1e-6, 1e-6]}
+    cfg = config(name, joint_logprob=True, **quiet)
+    policy = build(cfg)
+    stored = policy.predict(observation(cfg), mode="train", noise=noise()).values
+    first_step = policy.sampler().ode(*path_start(policy, cfg), steps=1)
+    assert gap(policy.critic(first_step.features, None, None), stored) > 100 * GAP  # another number altogether
+    assert gap(policy.value(observation(cfg), noise=noise()), stored) <= GAP
+    for compat in (None, "rlinf-0.4"):  # one scored step: its value, or in published rollouts that of all steps
+        policy = build(config(name), compat=compat)
+        path = policy.sampler().ode(*path_start(policy, cfg), steps=None if compat else 1)
+        value = policy.value(observation(cfg), noise=noise())
+        assert gap(value, policy.critic(path.features, None, None)) <= GAP
+
+
+def path_start(policy, cfg):
+    """Prefix, state and noise from which `policy` values the observation of `cfg`."""
+    inputs = policy.processor.encode(observation(cfg))
+    start = noise().normal((policy.arch.action_horizon, policy.arch.action_dim))
+    return policy.prefix(inputs.images, *inputs.prompts.trimmed()), inputs.state, start
+
+
 @pytest.mark.parametrize("name", ["pi0_aloha_robotwin", "pi05_aloha_robotwin"])
 def test_robotwin_conventions(name):
     cfg = config(name)

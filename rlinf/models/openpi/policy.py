@@ -175,7 +175,11 @@ class Policy(PretrainedPolicy):
 
     @torch.no_grad()
     def value(self, obs: Observation, *, noise: Noise) -> Tensor:
-        """Critic value f32 [B, 1]; an expert critic reads the features of pure noise, where every chain starts."""
+        """Critic value f32 [B, 1], which means what the values of rollouts and updates mean.
+
+        An expert critic reads the features of pure noise, where every chain starts, or of all points of the
+        deterministic path from it, where values are means over the denoising steps.
+        """
         if self.cfg.value_input is None:
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
         features = pooled = critic_state = None
@@ -187,8 +191,8 @@ class Policy(PretrainedPolicy):
             pooled = self.pool(prefix)
             if self.cfg.value_input == "expert":
                 start = noise.normal((self.arch.action_horizon, self.arch.action_dim))
-                times = sampler.times(start.device)
-                features = sampler.transition(prefix, inputs.state, start, slice(0, 1), times).features[:, None]
+                steps = sampler.num_steps if self.averages_values else 1
+                features = sampler.ode(prefix, inputs.state, start, steps=steps).features
         values = self.critic(features, pooled, critic_state)
         assert values is not None
         return values
@@ -353,13 +357,19 @@ class Policy(PretrainedPolicy):
         """[B, H, D] -> the actions and columns that are executed, [B, C, A]."""
         return x[:, : self.cfg.num_action_chunks, : self.cfg.action_dim]
 
+    @property
+    def averages_values(self) -> bool:
+        """Whether the value of an expert critic in a rollout is the mean over all denoising steps."""
+        return self.cfg.openpi.joint_logprob
+
     def rollout_features(self, features: Tensor, index: Tensor | None) -> Tensor:
         """The expert features that a rollout's critic reads, of those of every step [B, N, H, W].
 
         Where one step, `index` [B], is scored, it is that step's alone: `evaluate` will compute the same value.
         """
-        if index is None:
+        if self.averages_values:
             return features
+        assert index is not None
         return features[torch.arange(len(index), device=index.device), index][:, None]
 
     def critic(self, features: Tensor | None, pooled: Tensor | None, critic_state: Tensor | None) -> Tensor | None:
