@@ -37,6 +37,7 @@ class MicroBatch:
 
     rows: torch.Tensor  # i64 [n]
     weight: float  # its part of the global batch of all ranks
+    entropy_scale: float  # the part of its entropy over `weight`
     cached: bool  # whether the rollout's kept prefixes are used
 
 
@@ -197,6 +198,7 @@ class ActorWorker(Worker):
             targets=self.targets.map(take),
             max_episode_steps=self.cfg.env.train.max_episode_steps,
             critic_only=critic_only,
+            entropy_scale=micro.entropy_scale,
         )
         loss, values = self.formulas.loss(batch, cfg)
         metrics.add_many(values)
@@ -231,13 +233,21 @@ class ActorWorker(Worker):
             rows = torch.cat([rows[cache.held(rows)], rows[~cache.held(rows)]])
         micros = rows.split(self.cfg.actor.micro_batch_size)
         at = [chunk_and_column(micro, columns) for micro in micros]
-        counts = torch.stack([self.formulas.weight(self.targets.map(operator.itemgetter(where))) for where in at])
-        weights = (counts / self.group.sum(counts.sum()).clamp(min=1)).tolist()
+        targets = [self.targets.map(operator.itemgetter(where)) for where in at]
+        weights, entropy_weights = (
+            self._parts(torch.stack([count(t) for t in targets]))
+            for count in (self.formulas.weight, self.formulas.entropy_weight)
+        )
+        scales = [mine / loss if loss else 0.0 for mine, loss in zip(entropy_weights, weights, strict=True)]
         cached = [False] * len(micros)
         if cache is not None:
             lacking = torch.tensor([not bool(cache.held(micro).all()) for micro in micros], dtype=torch.int32)
             cached = [not lack for lack in self.group.max(lacking).tolist()]
-        return list(map(MicroBatch, micros, weights, cached))
+        return list(map(MicroBatch, micros, weights, scales, cached))
+
+    def _parts(self, counts: torch.Tensor) -> list[float]:
+        """Counts of this rank's micro batches as parts of those of all ranks together."""
+        return (counts / self.group.sum(counts.sum()).clamp(min=1)).tolist()
 
     @property
     def _cache(self) -> RowCache | None:

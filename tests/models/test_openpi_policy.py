@@ -9,6 +9,7 @@ import torch
 from openpi_cases import CRITIC_COLUMNS, PROMPTS, build, config, noise, observation
 
 from rlinf.errors import UserError
+from rlinf.models.inputs import Prompts
 from rlinf.models.openpi import flow
 
 SAMPLERS = {
@@ -51,7 +52,17 @@ def test_evaluate_returns_what_predict_stored(name, sampler):
     assert out.logprobs.abs().max() > 0.1
     learned = cfg.openpi.noise_method == "flow_noise"
     assert (again.entropy.abs().max() > 0) == learned
+    score = policy.sampler().score(*replayed(policy, out.replay))
+    mean = policy.executed(score.entropy).mean((1, 2))  # over steps, actions and columns: one number per chunk
+    assert gap(again.entropy, mean[:, None, None]) <= GAP
     assert torch.isfinite(again.logprobs).all()
+
+
+def replayed(policy, replay):
+    """Arguments of `Sampler.score` for what `predict` stored."""
+    prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
+    prefix = policy.prefix(replay["images"], *prompts.trimmed())
+    return prefix, replay.get("state"), replay["x"], replay.get("index")
 
 
 @pytest.mark.parametrize("critic", CRITICS)

@@ -93,11 +93,13 @@ def test_log_probs_of_the_rollout_are_those_of_the_update(tmp_path):
     assert moved.abs().max() > 1e-3  # other weights do say something else
 
 
+@pytest.mark.parametrize("entropy_bonus", [0, 1])
 @pytest.mark.parametrize("mask_kind", ["none", "unweighted", "weighted"])
-def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
+def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind, entropy_bonus):
     def gradient(micro: int) -> torch.Tensor:
         sizes = [f"actor.micro_batch_size={micro}", "actor.global_batch_size=64", "env.train.rollout_epoch=1"]
-        cfg = toy_config(tmp_path / str(micro), *sizes, "actor.optim.clip_grad=1e9", "actor.optim.lr=0")
+        noise = ["actor.model.openpi.noise_method=flow_noise", f"algorithm.entropy_bonus={entropy_bonus}"]
+        cfg = toy_config(tmp_path / str(micro), *sizes, *noise, "actor.optim.clip_grad=1e9", "actor.optim.lr=0")
         runner = make_runner(cfg)
         try:
             actor = worker(runner, "actor")

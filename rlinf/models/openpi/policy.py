@@ -158,7 +158,10 @@ class Policy(PretrainedPolicy):
     def evaluate(
         self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
-        """Log-probs, values and entropy of stored actions under the current weights."""
+        """Log-probs, values and entropy of stored actions under the current weights.
+
+        The entropy, [B, 1, 1], is a mean over denoising steps, actions and columns, as published at every level.
+        """
         if cache is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
                 prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
@@ -170,7 +173,7 @@ class Policy(PretrainedPolicy):
         return PolicyEval(
             logprobs=self.executed(score.logprobs),
             values=self.critic(score.features, pooled, replay.get("critic_state")) if values else None,
-            entropy=self.executed(score.entropy) if entropy else None,
+            entropy=self.executed(score.entropy).mean((1, 2), keepdim=True) if entropy else None,
         )
 
     @torch.no_grad()
