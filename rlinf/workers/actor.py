@@ -17,6 +17,7 @@ import torch
 from rlinf.algorithms.losses import Batch
 from rlinf.algorithms.registry import LOSSES
 from rlinf.compat.formulas import choose_formulas
+from rlinf.config.derived import acts_with_old_weights
 from rlinf.data.arena import Arena, RowCache
 from rlinf.data.layout import chunk_and_column, global_batches
 from rlinf.data.noise import generator
@@ -207,10 +208,10 @@ class ActorWorker(Worker):
     def _compute_proximal(self) -> None:
         """Compute log-probs [T, B, C, A] under the weights this update starts from, for a loss that clips around them.
 
-        Where the rollout acted with these very weights they are the rollout's own, and nothing is computed.
+        Where rollouts always act with these very weights they are the rollout's own, and nothing is computed.
         """
         self.proximal = None
-        if not self.traits.clips_around_update_start or self.cfg.runner.max_staleness == 0:
+        if not self.traits.clips_around_update_start or not acts_with_old_weights(self.cfg, self.plan):
             return
         traj, proximal = self.trajectory, torch.empty_like(self.trajectory.logprobs)
         num_chunks, columns = traj.logprobs.shape[:2]

@@ -55,6 +55,16 @@ def test_the_runner_is_chosen_by_staleness(tmp_path, ray_address):
         }
 
 
+def test_copies_that_are_synced_less_often_are_told_apart_too(tmp_path, ray_address):
+    """Every other rollout acts with the weights before the last update, around which the loss must not clip."""
+    settings = ["runner.weight_sync_interval=2", "algorithm.loss_type=decoupled_actor_critic", "runner.max_epochs=4"]
+    metrics, runner = run(tmp_path, ray_address, *settings)
+    assert type(runner) is Runner
+    assert all(m["train/actor/logprob_gap"] <= 2e-5 for m in metrics)
+    told = [m["train/actor/behav_approx_kl"] != pytest.approx(0, abs=1e-5) for m in metrics]
+    assert told == [False, True, False, True]
+
+
 @pytest.mark.slow
 def test_without_staleness_the_decoupled_loss_is_the_plain_one(tmp_path, ray_address):
     plain, runner = run(tmp_path / "plain", ray_address, "runner.max_epochs=2")
@@ -78,7 +88,7 @@ def test_nothing_runs_past_an_evaluation_a_checkpoint_or_the_end(total, evaluate
     ("overrides", "message"),
     [
         (["runner.max_staleness=1"], r"max_staleness=1 needs rollout and actor in different processes"),
-        (["runner.max_staleness=-1"], r"max_staleness=-1 must be 0"),
+        (["runner.max_staleness=-1"], r"max_staleness=-1 must be an integer at least 0"),
     ],
 )
 def test_what_cannot_run_asynchronously_is_refused(overrides, message):
