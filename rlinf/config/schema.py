@@ -182,7 +182,7 @@ class MixedPrecisionConfig:
     """Numbers that travel between actor ranks."""
 
     reduce_dtype: Literal["bf16", "fp32"] | None = None
-    """Dtype in which gradients are summed over ranks; null is fp32."""
+    """Dtype in which gradients are summed over ranks; null is fp32. Micro batches add up in fp32 in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
