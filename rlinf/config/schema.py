@@ -291,7 +291,8 @@ class SftConfig:
     stop_at_success: float | None = None
     """Stop once an evaluation reaches this success rate (a deliberately weak start for RL)."""
     stop_at_most: float | None = None
-    """With stop_at_success: above this rate, move back towards the last evaluated weights until inside the band."""
+    """With stop_at_success: above this rate, move back towards the last evaluated weights until inside the band. If no
+    weights on the way lie inside, the nearest are kept and sft.json says `stopped_at_success: false`."""
     eval_trials: Count = 32
     """Training-layout episodes per such evaluation (held-out ids are never used)."""
 

@@ -81,10 +81,14 @@ class VecEnv:
         """Eval: whether every trial of these envs has been played."""
         return self.mode == "eval" and self._begun and all(e.waiting for e in self._episodes)
 
-    def reset(self) -> EnvStep:
-        """Train: begin the next episode of every env. Eval: begin the first trial of every env."""
+    def reset(self, *, new_step: bool = True) -> EnvStep:
+        """Train: begin the next episode of every env. Eval: begin the first trial of every env.
+
+        `new_step`: as `begin_step`; a further rollout of the same training step has the same budget of failures.
+        """
         self._start()
-        self.begin_step()
+        if new_step:
+            self.begin_step()
         self.flush_video()
         self._begun = True
         if self.mode == "eval":
@@ -153,7 +157,7 @@ class VecEnv:
         return finished
 
     def begin_step(self) -> None:
-        """A new training step: failures so far no longer count against max_restarts (reset() does this too)."""
+        """A new training step: failures so far no longer count against max_restarts."""
         self._fleet.reset_failure_count()
 
     def state(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One rollout through the real workers: equal for any number of stages, true to what the policy said."""
 
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -33,6 +34,12 @@ def rollout(folder, *overrides) -> Trajectory:
         return Trajectory.cat(parts, dim=1).map(torch.clone)
     finally:
         runner.close()
+
+
+def test_only_the_first_epoch_of_a_step_begins_a_new_budget_of_restarts():
+    env, plan = MagicMock(), MagicMock(stages=2)
+    roll_out(env, MagicMock(), plan, mode="train", step=3, epochs=3, chunks=1)
+    assert [c.kwargs["new_step"] for c in env.call.call_args_list] == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
