@@ -33,13 +33,14 @@ class Formulas:
     loss: Callable[[Batch, AlgorithmConfig], tuple[Tensor, dict[str, Mean]]]  # of a micro batch
     weight: Callable[[Targets], Tensor]  # of a micro batch within its global batch
     entropy_weight: Callable[[Targets], Tensor]  # of its entropy
+    first_warmup_step: int  # the number that a learning rate's warm-up counts the first training step as
 
 
 def choose_formulas(compat: str | None) -> Formulas:
     """The clean formulas, or those of the release that `compat` names."""
     if compat is None:
-        return Formulas(compute_targets, compute_loss, micro_batch_weight, entropy_weight)
-    return Formulas(published_targets, published_loss, num_rows, num_rows)
+        return Formulas(compute_targets, compute_loss, micro_batch_weight, entropy_weight, first_warmup_step=1)
+    return Formulas(published_targets, published_loss, num_rows, num_rows, first_warmup_step=0)
 
 
 def num_rows(targets: Targets) -> Tensor:

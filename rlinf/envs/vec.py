@@ -128,8 +128,7 @@ class VecEnv:
             rewards[row, :steps] = episode.advance(levels, success[:steps].tolist(), relative=relative)
             episode.extra, episode.description = reply["info"], reply["description"]
             valid[row, :steps] = True
-            # a success on the last allowed step is a success: the two flags never coincide
-            truncated[row, steps - 1] = episode.elapsed >= self.cfg.max_episode_steps and not terminated[row, steps - 1]
+            truncated[row, steps - 1] = self.is_cut(episode.elapsed, terminated=bool(terminated[row, steps - 1]))
             if terminated[row, steps - 1] or truncated[row, steps - 1]:
                 episode.waiting = True
                 ended.append(row)
@@ -150,6 +149,10 @@ class VecEnv:
             final_obs=final_obs,
             final_rows=torch.tensor(again) if final_obs is not None else None,
         )
+
+    def is_cut(self, elapsed: int, *, terminated: bool) -> bool:
+        """Whether the time limit ends an episode after `elapsed` steps; one that ends by itself then is not cut."""
+        return elapsed >= self.cfg.max_episode_steps and not terminated
 
     def drain_episodes(self) -> list[EpisodeRecord]:
         """Records of the episodes that ended since the last call, in the order in which they ended."""

@@ -78,7 +78,8 @@ class ActorWorker(Worker):
     def update(self, step: int, total_steps: int) -> dict[str, float]:
         """One training step's worth of optimiser steps; returns the means of its metrics over all ranks."""
         algorithm, optim = self.cfg.algorithm, self.cfg.actor.optim
-        set_lr(self.optimizer, lr_scale(optim, step, total_steps))
+        scale = lr_scale(optim, step, total_steps, first_warmup_step=self.formulas.first_warmup_step)
+        set_lr(self.optimizer, scale)
         metrics = Accumulator()
         with self.parallel.training(step):
             self._compute_proximal()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlinf.compat.envs import env_class
 from rlinf.data.types import EnvStep, EpisodeRecord
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import EnvConfig
@@ -117,7 +118,7 @@ class EnvWorker(Worker):
             cfg = self._config(mode)
             spec = env_spec(cfg)
             env_ids = self.plan.env_ids("env", self.rank, stage, mode)
-            self._envs[mode, stage] = VecEnv(
+            self._envs[mode, stage] = env_class(self.cfg.compat)(
                 cfg,
                 spec,
                 env_ids=env_ids,
