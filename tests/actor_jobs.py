@@ -157,7 +157,7 @@ def _arena(policy: Policy, group: ProcessGroup, case: Case) -> Arena:
 def gradient_of_shards(group: ProcessGroup, case: Case, times: int) -> torch.Tensor:
     """The gradient of one micro batch in this rank's shards, added up from `times` equal parts."""
     worker = make_worker(group, case)
-    parallel, micro = worker.parallel, MicroBatch(torch.arange(2), weight=1.0, entropy_scale=1.0, cached=False)
+    parallel, micro = worker.parallel, MicroBatch(torch.arange(2), weight=1.0, cached=False)
     assert isinstance(parallel, Sharded)
     with parallel.training(0):
         for i in range(times):

@@ -38,8 +38,8 @@ class MicroBatch:
 
     rows: torch.Tensor  # i64 [n]
     weight: float  # its part of the global batch of all ranks
-    entropy_scale: float  # the part of its entropy over `weight`
     cached: bool  # whether the rollout's kept prefixes are used
+    entropy_scale: float = 1.0  # the part of its entropy over `weight`
 
 
 class ActorWorker(Worker):
@@ -245,7 +245,7 @@ class ActorWorker(Worker):
         if cache is not None:
             lacking = torch.tensor([not bool(cache.held(micro).all()) for micro in micros], dtype=torch.int32)
             cached = [not lack for lack in self.group.max(lacking).tolist()]
-        return list(map(MicroBatch, micros, weights, scales, cached))
+        return list(map(MicroBatch, micros, weights, cached, scales))
 
     def _parts(self, counts: torch.Tensor) -> list[float]:
         """Counts of this rank's micro batches as parts of those of all ranks together."""
