@@ -392,10 +392,12 @@ def _(patch: MonkeyPatch) -> None:
 
 @caught_by("rl_algorithms", name="GAE with gamma and lambda swapped")
 def _(patch: MonkeyPatch) -> None:
-    def swapped(steps, cfg, *more):
-        return advantages.gae(steps, replace(cfg, gamma=cfg.gae_lambda, gae_lambda=cfg.gamma), *more)
+    right = advantages.gae
 
-    patch.setitem(advantages.advantage._functions, "gae", swapped)
+    def swapped(steps, cfg, *more):
+        return right(steps, replace(cfg, gamma=cfg.gae_lambda, gae_lambda=cfg.gamma), *more)
+
+    patch.setattr(advantages, "gae", swapped)
 
 
 @caught_by("rl_algorithms", name="GRPO with the biased std")
