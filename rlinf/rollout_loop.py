@@ -30,7 +30,7 @@ def roll_out(
     stages = range(plan.stages)
     done = []
     for epoch in range(epochs):
-        steps = [env.call("begin", mode=mode, stage=stage) for stage in stages]
+        steps = [env.call("begin", mode=mode, stage=stage, new_step=epoch == 0) for stage in stages]
         for chunk in range(chunks):
             at = ChunkIndex(step, epoch, chunk)
             for stage in stages:

@@ -38,6 +38,7 @@ class Runner:
         self.total_steps = total_steps(cfg)
         self.folder = Path(cfg.runner.logger.log_path) / cfg.runner.logger.experiment_name
         self.global_step = 0
+        self.saved_step = 0  # the step that a resumed run would continue from
         self.stop_requested = False
         self.times: dict[str, float] = {}  # seconds of each phase of the running step
         self.bytes = {"sync": 0, "offload": 0}  # moved since they were last reported
@@ -68,8 +69,10 @@ class Runner:
                 times, self.times = self.times, {}
                 metrics |= step_metrics(self.plan, times, used, evaluating, env_steps=metrics["env/steps"])
                 self.watch.log(self.global_step, metrics)
-                if self._due(self.cfg.runner.save_interval) or self.stop_requested:
+                if self._due(self.cfg.runner.save_interval):
                     self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
+            if self.stop_requested and self.saved_step < self.global_step:  # the loop ended, whenever the signal came
+                self.save()
 
     def step(self, step: int) -> dict[str, float]:
         """One rollout and the update from its experience; returns the step's metrics."""
@@ -155,7 +158,7 @@ class Runner:
             (folder / "actor").mkdir()
             self.cluster.get(self.actor.call("save", folder / "actor"))
             (folder / "runner.json").write_text(json.dumps({"step": self.global_step, "env": states}))
-        self.last_checkpoint = root / f"global_step_{self.global_step}"
+        self.last_checkpoint, self.saved_step = root / f"global_step_{self.global_step}", self.global_step
 
     def resume(self) -> None:
         """Continue from runner.resume_dir, exactly where that run stood."""
@@ -167,7 +170,7 @@ class Runner:
             self.cluster.get(self.actor.call("load", folder / "actor"))
             self.copies_behind = math.inf
         self.cluster.get(self.env.call("load_state", saved["env"]))
-        self.global_step = saved["step"]
+        self.global_step = self.saved_step = saved["step"]
 
     def close(self) -> None:
         """End all workers and close the logs."""

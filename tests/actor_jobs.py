@@ -16,13 +16,15 @@ from rlinf.data.layout import Columns, EnvLayout
 from rlinf.data.noise import Noise
 from rlinf.data.types import ArenaRows, ChunkIndex, Observation
 from rlinf.envs.config import EnvConfig
+from rlinf.metrics.reduce import Accumulator
 from rlinf.models.config import ModelConfig, find_config
 from rlinf.models.policy import Policy, find_policy
 from rlinf.placement.grammar import Slot
 from rlinf.placement.plan import Plan
 from rlinf.runtime.process_group import ProcessGroup
 from rlinf.runtime.worker import Process
-from rlinf.workers.actor import ActorWorker
+from rlinf.training.sharding import Sharded
+from rlinf.workers.actor import ActorWorker, MicroBatch
 
 CPU = torch.device("cpu")
 COLUMNS, CHUNKS = 12, 2  # 24 rows, in two global batches
@@ -150,6 +152,18 @@ def _arena(policy: Policy, group: ProcessGroup, case: Case) -> Arena:
         arena.terminated.copy_(ended[:, rows])
     arena.valid.fill_(True)
     return arena
+
+
+def gradient_of_shards(group: ProcessGroup, case: Case, times: int) -> torch.Tensor:
+    """The gradient of one micro batch in this rank's shards, added up from `times` equal parts."""
+    worker = make_worker(group, case)
+    parallel, micro = worker.parallel, MicroBatch(torch.arange(2), weight=1.0, cached=False)
+    assert isinstance(parallel, Sharded)
+    with parallel.training(0):
+        for i in range(times):
+            loss = worker.loss(micro, Accumulator(), critic_only=False, measure_gap=False)
+            parallel.backward(loss / times, last=i == times - 1)
+    return torch.cat([shard.grad.flatten() for shard in parallel.local.values() if shard.grad is not None])
 
 
 def nonfinite(group: ProcessGroup, case: Case) -> tuple[float, float]:

@@ -26,7 +26,7 @@ class AlgorithmConfig:
     logprob_type: Level = "chunk_level"
     """Probability ratio per chunk (summed over C and A), per action (over A) or per token."""
     entropy_type: Level = "token_level"
-    """Granularity of the entropy bonus."""
+    """Entropies of tokens, or their sums over an action or a chunk; π0 and π0.5 have one mean per chunk in any case."""
     update_epoch: Count = 1
     """Passes over the rollout per training step."""
     gamma: float = 0.99

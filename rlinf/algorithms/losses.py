@@ -34,7 +34,7 @@ class Averager:
         """Mean over unmasked entries, 0 where there are none."""
         if self.mask is None:
             return x.mean(), x.new_tensor(x.numel())
-        mask = self.mask.expand_as(x)
+        x, mask = torch.broadcast_tensors(x, self.mask)
         count = self.count(mask).to(x.dtype)
         return x.masked_fill(~mask, 0.0).sum() / count.clamp(min=1), count
 
@@ -60,6 +60,7 @@ class Batch:
     max_episode_steps: int | None
     critic_only: bool = False  # critic warm-up: the policy does not learn yet
     proximal_logprobs: Tensor | None = None  # f32 [N, C, A]; under the weights the update began with, if others acted
+    entropy_scale: float = 1.0  # the share of the entropy's mean over the share of the loss in the global batch
 
     @property
     def centre(self) -> Tensor:
@@ -82,18 +83,30 @@ class Batch:
 def compute_loss(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
     """The scalar to backpropagate for one micro batch and its metrics as name -> (mean, entries).
 
-    Micro batches average to the loss of their union when weighted by `micro_batch_weight`. Metrics under `VARIANCE` are
-    sums, not means.
+    Micro batches average to the loss of their union when weighted by `micro_batch_weight` and given their
+    `entropy_scale`. Metrics under `VARIANCE` are sums, not means.
     """
     total, metrics = LOSSES.find(cfg.loss_type)(batch, cfg)
     if batch.new.entropy is not None:
-        entropies = reduce_level(batch.new.entropy.float(), cfg.entropy_type)
-        entropy, count = batch.averager(cfg.entropy_type).mean(entropies)
+        entropy, count = mean_entropy(batch, cfg)
         metrics["actor/entropy_loss"] = entropy, count
         if not batch.critic_only:
-            total = total - cfg.entropy_bonus * entropy
+            total = total - cfg.entropy_bonus * batch.entropy_scale * entropy
     metrics["actor/total_loss"] = total, total.new_tensor(len(batch.old_logprobs))
     return total, {name: (value.detach(), count) for name, (value, count) in metrics.items()}
+
+
+def mean_entropy(batch: Batch, cfg: AlgorithmConfig) -> Mean:
+    """Mean over unmasked entries of the entropies at `cfg.entropy_type`; never weighted by trajectory.
+
+    Where an entropy belongs to a chunk but masks to its actions, a chunk counts once per unmasked action.
+    """
+    assert batch.new.entropy is not None
+    entropies = reduce_level(batch.new.entropy.float(), cfg.entropy_type)
+    of_chunks = entropies.numel() == len(entropies)
+    if of_chunks:
+        return batch.averager("action_level").mean(entropies.view(-1, 1))
+    return batch.averager(cfg.entropy_type).mean(entropies)
 
 
 def micro_batch_weight(targets: Targets) -> Tensor:
@@ -101,9 +114,12 @@ def micro_batch_weight(targets: Targets) -> Tensor:
 
     A masked mean divides by its unmasked entries, one over trajectory weights by all rows.
     """
-    if targets.mask is None or targets.mask_sum is not None:
-        return torch.tensor(len(targets))
-    return targets.mask.sum()
+    return torch.tensor(len(targets)) if targets.mask_sum is not None else entropy_weight(targets)
+
+
+def entropy_weight(targets: Targets) -> Tensor:
+    """What the entropy of a micro batch counts for in that of its global batch: unmasked entries, in any case."""
+    return torch.tensor(len(targets)) if targets.mask is None else targets.mask.sum()
 
 
 def actor(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Mean]]:
@@ -240,8 +256,8 @@ def _align(x: Tensor, level: Level) -> Tensor:
         return x.unsqueeze(-1)
     if level == "chunk_level" and x.shape[-1] != 1:
         raise UserError(
-            "algorithm.reward_type action_level cannot go with a chunk_level logprob_type or entropy_type: "
-            "set them to action_level or token_level, or reward_type to chunk_level"
+            "algorithm.reward_type action_level cannot go with logprob_type chunk_level: "
+            "set logprob_type to action_level or token_level, or reward_type to chunk_level"
         )
     return x
 

@@ -10,7 +10,16 @@ import torch
 
 from rlinf.algorithms.advantages import Targets, compute_targets, identity
 from rlinf.algorithms.config import AlgorithmConfig
-from rlinf.algorithms.losses import Averager, Batch, Mean, clip_ratio, clip_values, compute_loss, micro_batch_weight
+from rlinf.algorithms.losses import (
+    Averager,
+    Batch,
+    Mean,
+    clip_ratio,
+    clip_values,
+    compute_loss,
+    entropy_weight,
+    micro_batch_weight,
+)
 from rlinf.data.types import Trajectory
 
 Tensor = torch.Tensor
@@ -23,13 +32,20 @@ class Formulas:
     targets: Callable[..., tuple[Targets, dict[str, Tensor]]]  # of a rollout
     loss: Callable[[Batch, AlgorithmConfig], tuple[Tensor, dict[str, Mean]]]  # of a micro batch
     weight: Callable[[Targets], Tensor]  # of a micro batch within its global batch
+    entropy_weight: Callable[[Targets], Tensor]  # of its entropy
+    first_warmup_step: int  # the number that a learning rate's warm-up counts the first training step as
 
 
 def choose_formulas(compat: str | None) -> Formulas:
     """The clean formulas, or those of the release that `compat` names."""
     if compat is None:
-        return Formulas(compute_targets, compute_loss, micro_batch_weight)
-    return Formulas(published_targets, published_loss, lambda targets: torch.tensor(len(targets)))
+        return Formulas(compute_targets, compute_loss, micro_batch_weight, entropy_weight, first_warmup_step=1)
+    return Formulas(published_targets, published_loss, num_rows, num_rows, first_warmup_step=0)
+
+
+def num_rows(targets: Targets) -> Tensor:
+    """Micro batches count by their rows, however many of those are masked."""
+    return torch.tensor(len(targets))
 
 
 class PublishedAverager(Averager):

@@ -58,9 +58,10 @@ class PublishedOpenPi(OpenPi):
         """See OpenPi.cached_prefix."""
         return prefix_cache.restore(self.net, cache, token_valid, image_valid=self._image_valid(len(token_valid)))
 
-    def rollout_features(self, features: Tensor, index: Tensor | None) -> Tensor:
-        """All steps [B, N, H, W], over which the critic averages; `evaluate` reads one."""
-        return features
+    @property
+    def averages_values(self) -> bool:
+        """Always, while `evaluate` reads one step alone where one is scored."""
+        return True
 
     def _image_valid(self, rows: int) -> Tensor:
         """Which cameras exist, bool [B, 3]."""

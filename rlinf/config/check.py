@@ -10,6 +10,7 @@ from typing import Literal
 
 from rlinf.algorithms.registry import ADVANTAGES, LOSSES
 from rlinf.config.derived import (
+    acts_with_old_weights,
     chunks_per_rollout,
     largest_divisor,
     make_plan,
@@ -208,6 +209,12 @@ def _check_algorithm(cfg: Config, policy: PolicySpec) -> None:
                 f"actor.model.add_value_head=False must be true for algorithm.{key}={value}, which needs a critic"
             )
     rewards = 1 if algorithm.reward_type == "chunk_level" else policy.num_action_chunks
+    if rewards > 1 and algorithm.logprob_type == "chunk_level":
+        raise UserError(
+            f"algorithm.logprob_type=chunk_level must be action_level or token_level with "
+            f"algorithm.reward_type={algorithm.reward_type}, which has {rewards} advantages a chunk; or set "
+            "algorithm.reward_type=chunk_level"
+        )
     if estimator.uses_critic and policy.values_per_chunk != rewards:
         raise UserError(
             f"algorithm.reward_type={algorithm.reward_type} pays {rewards} reward(s) a chunk, but the critic gives "
@@ -289,11 +296,15 @@ def _check_staleness(cfg: Config) -> None:
             f"runner.weight_sync_interval={cfg.runner.weight_sync_interval} must be 1 with "
             f"runner.max_staleness={staleness}, which bounds the age of weights itself"
         )
-    if staleness > 0 and not LOSSES.traits(cfg.algorithm.loss_type).clips_around_update_start:
+    loss = LOSSES.traits(cfg.algorithm.loss_type)
+    if acts_with_old_weights(cfg, plan) and not loss.clips_around_update_start:
+        name, value, without = "max_staleness", staleness, 0
+        if not staleness:
+            name, value, without = "weight_sync_interval", cfg.runner.weight_sync_interval, 1
         logger.warning(
-            "runner.max_staleness=%d learns from stale experience: algorithm.loss_type=decoupled_actor_critic corrects "
-            "for it",
-            staleness,
+            "runner.%s=%d learns from experience of older weights, for which algorithm.loss_type=%s does not correct; "
+            "decoupled_actor_critic (with a critic) does, and runner.%s=%d avoids it",
+            *(name, value, cfg.algorithm.loss_type, name, without),
         )
 
 

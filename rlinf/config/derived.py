@@ -52,6 +52,11 @@ def total_steps(cfg: Config) -> int:
     return min(runner.max_epochs, runner.max_steps) if runner.max_steps >= 0 else runner.max_epochs
 
 
+def acts_with_old_weights(cfg: Config, plan: Plan) -> bool:
+    """Whether some rollouts act with other weights than those that their update starts from."""
+    return cfg.runner.max_staleness > 0 or (cfg.runner.weight_sync_interval > 1 and len(plan.rollout_copies) > 0)
+
+
 def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
     """Place every component; `devices` is the accelerators per node, by default those of this machine on every node."""
     if devices is None:

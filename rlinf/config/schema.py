@@ -184,7 +184,7 @@ class MixedPrecisionConfig:
     """Numbers that travel between actor ranks."""
 
     reduce_dtype: Literal["bf16", "fp32"] | None = None
-    """Dtype in which gradients are summed over ranks; null is fp32."""
+    """Dtype in which gradients are summed over ranks; null is fp32. Micro batches add up in fp32 in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +293,8 @@ class SftConfig:
     stop_at_success: float | None = None
     """Stop once an evaluation reaches this success rate (a deliberately weak start for RL)."""
     stop_at_most: float | None = None
-    """With stop_at_success: above this rate, move back towards the last evaluated weights until inside the band."""
+    """With stop_at_success: above this rate, move back towards the last evaluated weights until inside the band. If no
+    weights on the way lie inside, the nearest are kept and sft.json says `stopped_at_success: false`."""
     eval_trials: Count = 32
     """Training-layout episodes per such evaluation (held-out ids are never used)."""
 

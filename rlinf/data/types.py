@@ -127,7 +127,7 @@ class PolicyEval(TensorStruct):
 
     logprobs: Tensor  # f32 [N, C, A]
     values: Tensor | None  # f32 [N, V]
-    entropy: Tensor | None  # f32 [N, C, A]
+    entropy: Tensor | None  # f32 [N, C, A], or [N, 1, 1] of a policy that has one number per chunk
 
 
 @dataclass(frozen=True)

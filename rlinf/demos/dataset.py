@@ -1,6 +1,6 @@
 """Read a dataset in LeRobot's v3.0 layout as training batches.
 
-Letters: M frames, B rows of a batch, C actions per chunk, A action dims, S state dims, N wrist cameras.
+Letters: M frames, B rows of a batch, H actions per sample, A action dims, S state dims, N wrist cameras.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PIECE = 256  # frames decoded at a time
 class DemoDataset:
     """The frames of every episode, in order.
 
-    Example: `DemoDataset("data/demos").batch([0, 7], num_actions=5)` -> (Observation of 2 rows, f32 [2, 5, A])
+    Example: `DemoDataset("data/demos").batch([0, 7], num_actions=5)` -> (Observation of 2 rows, f32 [2, 5, A], bool
+    [2, 5])
     """
 
     actions: Tensor  # f32 [M, A]
@@ -87,14 +88,18 @@ class DemoDataset:
             task_descriptions=[self.tasks[self._task_of[row]] for row in rows],
         )
 
-    def action_chunks(self, rows: Sequence[int], num_actions: int) -> Tensor:
-        """The next `num_actions` actions f32 [B, C, A]; the last one repeats beyond the episode's end."""
-        index = np.asarray(rows)[:, None] + np.arange(num_actions)
-        return self.actions[np.minimum(index, self.last_frame[list(rows)][:, None])]
+    def action_chunks(self, rows: Sequence[int], num_actions: int) -> tuple[Tensor, Tensor]:
+        """The next `num_actions` actions f32 [B, H, A], and which of them the episode has, bool [B, H].
 
-    def batch(self, rows: Sequence[int], num_actions: int) -> tuple[Observation, Tensor]:
-        """Observations and their action chunks."""
-        return self.observation(rows), self.action_chunks(rows, num_actions)
+        Beyond the episode's end its last action repeats.
+        """
+        index = np.asarray(rows)[:, None] + np.arange(num_actions)
+        last = self.last_frame[list(rows)][:, None]
+        return self.actions[np.minimum(index, last)], torch.from_numpy(index <= last)
+
+    def batch(self, rows: Sequence[int], num_actions: int) -> tuple[Observation, Tensor, Tensor]:
+        """Observations, their next actions, and which of those the episode has."""
+        return self.observation(rows), *self.action_chunks(rows, num_actions)
 
     def row_batches(self, batch_size: int, *, seed: int) -> Iterator[list[int]]:
         """Endless batches of frame numbers: every frame once per pass, each pass in its own order."""

@@ -81,10 +81,14 @@ class VecEnv:
         """Eval: whether every trial of these envs has been played."""
         return self.mode == "eval" and self._begun and all(e.waiting for e in self._episodes)
 
-    def reset(self) -> EnvStep:
-        """Train: begin the next episode of every env. Eval: begin the first trial of every env."""
+    def reset(self, *, new_step: bool = True) -> EnvStep:
+        """Train: begin the next episode of every env. Eval: begin the first trial of every env.
+
+        `new_step`: as `begin_step`; a further rollout of the same training step has the same budget of failures.
+        """
         self._start()
-        self.begin_step()
+        if new_step:
+            self.begin_step()
         self.flush_video()
         self._begun = True
         if self.mode == "eval":
@@ -124,8 +128,7 @@ class VecEnv:
             rewards[row, :steps] = episode.advance(levels, success[:steps].tolist(), relative=relative)
             episode.extra, episode.description = reply["info"], reply["description"]
             valid[row, :steps] = True
-            # a success on the last allowed step is a success: the two flags never coincide
-            truncated[row, steps - 1] = episode.elapsed >= self.cfg.max_episode_steps and not terminated[row, steps - 1]
+            truncated[row, steps - 1] = self.is_cut(episode.elapsed, terminated=bool(terminated[row, steps - 1]))
             if terminated[row, steps - 1] or truncated[row, steps - 1]:
                 episode.waiting = True
                 ended.append(row)
@@ -147,13 +150,17 @@ class VecEnv:
             final_rows=torch.tensor(again) if final_obs is not None else None,
         )
 
+    def is_cut(self, elapsed: int, *, terminated: bool) -> bool:
+        """Whether the time limit ends an episode after `elapsed` steps; one that ends by itself then is not cut."""
+        return elapsed >= self.cfg.max_episode_steps and not terminated
+
     def drain_episodes(self) -> list[EpisodeRecord]:
         """Records of the episodes that ended since the last call, in the order in which they ended."""
         finished, self._finished = self._finished, []
         return finished
 
     def begin_step(self) -> None:
-        """A new training step: failures so far no longer count against max_restarts (reset() does this too)."""
+        """A new training step: failures so far no longer count against max_restarts."""
         self._fleet.reset_failure_count()
 
     def state(self) -> dict[str, Any]:

@@ -51,15 +51,22 @@ class Policy(nn.Module):
         actions: Tensor,
         *,
         noise: Noise,
+        is_target: Tensor | None = None,
         draws: int = 1,
         image_token_loss: ImageTokenLoss | None = None,
     ) -> Tensor:
-        """Imitation loss, a scalar with gradients, for expert action chunks f32 [B, C, A] in env units.
+        """Imitation loss, a scalar with gradients, for the next `action_horizon` expert actions [B, H, A] in env units.
 
-        A model that adds noise to its targets averages over `draws` draws per row. `image_token_loss`, a further loss
-        of each row's mean image token, is added; only a policy that has an `image_width` takes one.
+        Where `is_target`, bool [B, H], is False the episode was over: that action is not learned (None: all are). A
+        model that adds noise to its targets averages over `draws` draws per row. `image_token_loss`, a further loss of
+        each row's mean image token, is added; only a policy that has an `image_width` takes one.
         """
         raise NotImplementedError
+
+    @property
+    def action_horizon(self) -> int:
+        """H: actions the network predicts at once, of which the first `spec.num_action_chunks` are executed."""
+        return self.spec.num_action_chunks
 
     def resize_images(self, images: Tensor) -> Tensor:
         """u8 [B, H, W, 3] in the size the network reads, where that changes nothing else; imitation does it once."""

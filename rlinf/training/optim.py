@@ -80,11 +80,14 @@ def optimizer_of(named: Sequence[tuple[str, Any]], cfg: OptimConfig, masters: It
     return MasterAdamW(groups, masters, betas=betas, eps=cfg.adam_eps, weight_decay=cfg.weight_decay)
 
 
-def lr_scale(cfg: OptimConfig, step: int, total_steps: int) -> float:
-    """Factor on the base learning rates at training step `step` (counted from 0)."""
+def lr_scale(cfg: OptimConfig, step: int, total_steps: int, *, first_warmup_step: int = 1) -> float:
+    """Factor on the base learning rates at training step `step` (counted from 0).
+
+    The warm-up rises from `first_warmup_step` / lr_warmup_steps.
+    """
     warmup = max(cfg.lr_warmup_steps, 0)
     if step < warmup:
-        return (step + 1) / warmup
+        return (step + first_warmup_step) / warmup
     if cfg.lr_scheduler == "constant":
         return 1.0
     length = cfg.total_training_steps or total_steps

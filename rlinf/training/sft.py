@@ -37,7 +37,7 @@ class SftLog:
     loss: list[tuple[int, float]] = field(default_factory=list)  # (step, mean since the last entry)
     success: list[tuple[int, float]] = field(default_factory=list)  # (step, success rate on training layouts)
     steps: int = 0
-    stopped_at_success: bool = False
+    stopped_at_success: bool = False  # the success asked for was reached: within the band, where there is one
 
 
 def train_sft(
@@ -159,13 +159,18 @@ class _Trainer:
     def _loss(self, rows: list[int], step: int) -> torch.Tensor:
         """Mean imitation loss of a batch; every sample is used with `noise_draws` draws of (noise, time)."""
         cfg, device, readout = self.cfg, self.params[0].device, self.readout
-        obs, actions = self.data.batch(rows, self.policy.spec.num_action_chunks)
+        obs, actions, is_target = self.data.batch(rows, self.policy.action_horizon)
         noise = Noise(
             seed=cfg.runner.seed, at=ChunkIndex(step, 0, 0), env_ids=range(len(rows)), device=device, stream="sft"
         )
         state_loss = None if readout is None else (lambda tokens: cfg.sft.state_loss * readout.loss(tokens, rows))
         return self.policy.sft_loss(
-            obs.to(device), actions.to(device), noise=noise, draws=cfg.sft.noise_draws, image_token_loss=state_loss
+            obs.to(device),
+            actions.to(device),
+            is_target=is_target.to(device),
+            noise=noise,
+            draws=cfg.sft.noise_draws,
+            image_token_loss=state_loss,
         )
 
 
@@ -177,34 +182,47 @@ class SuccessCheck:
         self.below, self.below_step = self._weights(), 0  # the last weights below the band sft.stop_at_success..most
 
     def passed(self) -> bool:
-        """Evaluate the policy; True once training can stop."""
+        """Evaluate the policy; True once training can stop. `log.stopped_at_success` says whether it is good enough."""
         low, high = self.sft.stop_at_success, self.sft.stop_at_most
         success = self._evaluate(f"sft step {self.log.steps}/{self.sft.steps}")
         if low is None or success < low:
             self.below, self.below_step = self._weights(), self.log.steps
             return False
-        if high is not None and success > high:
-            self._interpolate_back(low, high)
+        self.log.stopped_at_success = high is None or success <= high or self._interpolate_back(low, high, success)
         return True
 
-    def _interpolate_back(self, low: float, high: float) -> None:
+    def _interpolate_back(self, low: float, high: float, success: float) -> bool:
         """Bisect the straight line from the last weights below the band to the current ones, which are above it.
 
-        Success jumps within a few gradient steps but is continuous along the line, so some point of it lies inside.
+        Success jumps within a few gradient steps but hardly along the line, so some point of it should lie inside. If
+        none of those tried does, the policy keeps the weights whose success came nearest to the band: returns False.
         """
         above, left, right = self._weights(), 0.0, 1.0
-        for _ in range(MAX_BISECTIONS):
-            middle = (left + right) / 2
+
+        def move_to(share: float) -> None:
             with torch.no_grad():
                 for name, parameter in self.policy.trainable_parameters():
-                    parameter.copy_(torch.lerp(self.below[name], above[name], middle))
+                    parameter.copy_(torch.lerp(self.below[name], above[name], share))
+
+        tried = [(success - high, 1.0, success)]  # distance to the band, share of the way, success
+        for _ in range(MAX_BISECTIONS):
+            middle = (left + right) / 2
+            move_to(middle)
             success = self._evaluate(
                 f"sft success is above {100 * high:.0f} %: weights {100 * middle:.1f} % of the way from step "
                 f"{self.below_step} to step {self.log.steps}"
             )
             if low <= success <= high:
-                return
+                return True
+            tried.append((max(low - success, success - high), middle, success))
             left, right = (left, middle) if success > high else (middle, right)
+        _, nearest, success = min(tried)
+        move_to(nearest)
+        self.on_progress(
+            f"sft found no weights with a success of {100 * low:.0f} to {100 * high:.0f} % (sft.stop_at_success, "
+            f"sft.stop_at_most): keeping those with {100 * success:.1f} %; a wider band or more sft.eval_trials help"
+        )
+        return False
 
     def _evaluate(self, what: str) -> float:
         self.policy.eval()
@@ -234,7 +252,8 @@ def _train(
     check = SuccessCheck(policy, sft, rate, log, on_progress) if rate is not None else None
     recent: list[float] = []
     policy.train()
-    while log.steps < sft.steps and not log.stopped_at_success:
+    stopped = False
+    while log.steps < sft.steps and not stopped:
         metrics = trainer.step(log.steps)
         recent.append(metrics["train/sft/loss"])
         log.steps += 1
@@ -244,7 +263,7 @@ def _train(
             on_progress(f"sft step {log.steps}/{sft.steps}  loss {log.loss[-1][1]:.4f}")
             recent = []
         if check is not None and log.steps % sft.eval_interval == 0:
-            log.stopped_at_success = check.passed()
+            stopped = check.passed()
     policy.eval()
     return log
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -187,6 +188,34 @@ class Network(nn.Module):
         return out.logprobs, out.values, out.entropy
 
 
+class RoundedReduceScatter:
+    """Sums gradients over the ranks in a low precision; what FSDP adds up before and after stays fp32.
+
+    FSDP's own `reduce_dtype` would also add up the micro batches in that precision.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for what is sent or received."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Sum f32 [n x ranks] over the ranks into this rank's f32 [n]."""
+        assert not async_op
+        summed = torch.empty_like(output_tensor, dtype=self.dtype)
+        dist.reduce_scatter_tensor(summed, input_tensor.to(self.dtype), op=op, group=group)
+        output_tensor.copy_(summed)
+
+
 class ShardedUnit(NamedTuple):
     """Parameters that are gathered together, just before their module runs."""
 
@@ -224,13 +253,15 @@ def _shard(network: Network, cfg: FsdpConfig, mesh: DeviceMesh) -> list[ShardedU
             modules if len(modules) > 1 else modules[0],  # type: ignore[call-overload]
             mesh=mesh,
             reshard_after_forward=reshard,
-            mp_policy=MixedPrecisionPolicy(dtype, reduce_dtype, cast_forward_inputs=False),
+            mp_policy=MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False),
             offload_policy=offload,
             ignored_params=inside - chosen,
         )
         made = cast(FSDPModule, modules[0])
         made.set_force_sum_reduction_for_comms(True)
         made.set_gradient_divide_factor(1.0)
+        if reduce_dtype != torch.float32:
+            made.set_custom_reduce_scatter(RoundedReduceScatter(reduce_dtype))  # type: ignore[arg-type]
         return ShardedUnit(made, names)
 
     units = []

@@ -17,7 +17,7 @@ import torch
 from rlinf.algorithms.losses import Batch
 from rlinf.algorithms.registry import LOSSES
 from rlinf.compat.formulas import choose_formulas
-from rlinf.config.derived import micro_batch_size
+from rlinf.config.derived import acts_with_old_weights, micro_batch_size
 from rlinf.data.arena import Arena, RowCache
 from rlinf.data.layout import chunk_and_column, global_batches
 from rlinf.data.noise import generator
@@ -39,6 +39,7 @@ class MicroBatch:
     rows: torch.Tensor  # i64 [n]
     weight: float  # its part of the global batch of all ranks
     cached: bool  # whether the rollout's kept prefixes are used
+    entropy_scale: float = 1.0  # the part of its entropy over `weight`
 
 
 class ActorWorker(Worker):
@@ -78,7 +79,8 @@ class ActorWorker(Worker):
     def update(self, step: int, total_steps: int) -> dict[str, float]:
         """One training step's worth of optimiser steps; returns the means of its metrics over all ranks."""
         algorithm, optim = self.cfg.algorithm, self.cfg.actor.optim
-        set_lr(self.optimizer, lr_scale(optim, step, total_steps))
+        scale = lr_scale(optim, step, total_steps, first_warmup_step=self.formulas.first_warmup_step)
+        set_lr(self.optimizer, scale)
         metrics = Accumulator()
         with self.parallel.training(step):
             self._compute_proximal()
@@ -199,6 +201,7 @@ class ActorWorker(Worker):
             targets=self.targets.map(take),
             max_episode_steps=self.cfg.env.train.max_episode_steps,
             critic_only=critic_only,
+            entropy_scale=micro.entropy_scale,
         )
         loss, values = self.formulas.loss(batch, cfg)
         metrics.add_many(values)
@@ -207,10 +210,10 @@ class ActorWorker(Worker):
     def _compute_proximal(self) -> None:
         """Compute log-probs [T, B, C, A] under the weights this update starts from, for a loss that clips around them.
 
-        Where the rollout acted with these very weights they are the rollout's own, and nothing is computed.
+        Where rollouts always act with these very weights they are the rollout's own, and nothing is computed.
         """
         self.proximal = None
-        if not self.traits.clips_around_update_start or self.cfg.runner.max_staleness == 0:
+        if not self.traits.clips_around_update_start or not acts_with_old_weights(self.cfg, self.plan):
             return
         traj, proximal = self.trajectory, torch.empty_like(self.trajectory.logprobs)
         num_chunks, columns = traj.logprobs.shape[:2]
@@ -233,13 +236,21 @@ class ActorWorker(Worker):
             rows = torch.cat([rows[cache.held(rows)], rows[~cache.held(rows)]])
         micros = rows.split(self.micro_batch_size)
         at = [chunk_and_column(micro, columns) for micro in micros]
-        counts = torch.stack([self.formulas.weight(self.targets.map(operator.itemgetter(where))) for where in at])
-        weights = (counts / self.group.sum(counts.sum()).clamp(min=1)).tolist()
+        targets = [self.targets.map(operator.itemgetter(where)) for where in at]
+        weights, entropy_weights = (
+            self._parts(torch.stack([count(t) for t in targets]))
+            for count in (self.formulas.weight, self.formulas.entropy_weight)
+        )
+        scales = [mine / loss if loss else 0.0 for mine, loss in zip(entropy_weights, weights, strict=True)]
         cached = [False] * len(micros)
         if cache is not None:
             lacking = torch.tensor([not bool(cache.held(micro).all()) for micro in micros], dtype=torch.int32)
             cached = [not lack for lack in self.group.max(lacking).tolist()]
-        return list(map(MicroBatch, micros, weights, cached))
+        return list(map(MicroBatch, micros, weights, cached, scales))
+
+    def _parts(self, counts: torch.Tensor) -> list[float]:
+        """Counts of this rank's micro batches as parts of those of all ranks together."""
+        return (counts / self.group.sum(counts.sum()).clamp(min=1)).tolist()
 
     @property
     def _cache(self) -> RowCache | None:

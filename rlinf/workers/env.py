@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlinf.compat.envs import env_class
 from rlinf.data.types import EnvStep, EpisodeRecord
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import EnvConfig
@@ -31,14 +32,18 @@ class EnvWorker(Worker):
         if runner.only_eval or runner.val_check_interval > 0:
             check_setup(self.cfg.env.eval, "env.eval")
 
-    def begin(self, *, mode: Mode, stage: int) -> EnvStep:
-        """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running."""
+    def begin(self, *, mode: Mode, stage: int, new_step: bool = True) -> EnvStep:
+        """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running.
+
+        `new_step`: it is the first of a training step, or an evaluation.
+        """
         env = self._env(mode, stage)
         if mode == "train" and self.cfg.env.train.auto_reset and (mode, stage) in self._last:
-            env.begin_step()
+            if new_step:
+                env.begin_step()
             env.flush_video()
             return EnvStep.start(self._last[mode, stage].obs, env.chunk_size)
-        self._last[mode, stage] = env.reset()
+        self._last[mode, stage] = env.reset(new_step=new_step)
         return self._last[mode, stage]
 
     def step(self, actions: torch.Tensor, *, mode: Mode, stage: int) -> EnvStep:
@@ -113,7 +118,7 @@ class EnvWorker(Worker):
             cfg = self._config(mode)
             spec = env_spec(cfg)
             env_ids = self.plan.env_ids("env", self.rank, stage, mode)
-            self._envs[mode, stage] = VecEnv(
+            self._envs[mode, stage] = env_class(self.cfg.compat)(
                 cfg,
                 spec,
                 env_ids=env_ids,

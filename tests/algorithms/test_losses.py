@@ -12,6 +12,7 @@ from rlinf.algorithms.advantages import Targets
 from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.algorithms.losses import VARIANCE, Batch, compute_loss
 from rlinf.algorithms.registry import ADVANTAGES, LOSSES, Table
+from rlinf.compat.formulas import published_loss
 from rlinf.data.types import PolicyEval
 from rlinf.errors import UserError
 
@@ -102,6 +103,39 @@ def test_masked_mean_counts_every_token() -> None:
     assert metrics["actor/entropy_loss"] == (4.0, 6.0)
 
 
+@pytest.mark.parametrize("actions", [1, 3])  # masks of chunks, of actions
+@pytest.mark.parametrize("level", ["token_level", "action_level", "chunk_level"])
+@pytest.mark.parametrize("loss", [compute_loss, published_loss])
+def test_the_entropy_of_a_chunk_is_the_same_at_every_level(loss: Any, level: str, actions: int) -> None:
+    """A policy may have one entropy per chunk; it counts as often as the chunk has unmasked mask entries."""
+    cfg = AlgorithmConfig(loss_type="actor", logprob_type="token_level", entropy_type=level, entropy_bonus=0.5)
+    entropy = torch.tensor([4.0, 1.0, 100.0]).view(3, 1, 1).requires_grad_()
+    mask = torch.tensor([[True] * 3, [True, False, False], [False] * 3])[:, :actions]
+    batch = Batch(
+        new=PolicyEval(logprobs=torch.zeros(3, 3, 2), values=None, entropy=entropy),
+        old_logprobs=torch.zeros(3, 3, 2),
+        old_values=None,
+        targets=Targets(torch.zeros(3, actions), None, mask, torch.full((3, actions), 5.0)),
+        max_episode_steps=10,
+    )
+    total, metrics = loss(batch, cfg)
+    mean = (4.0 + 1.0) / 2 if actions == 1 else (3 * 4.0 + 1.0) / 4
+    assert metrics["actor/entropy_loss"][0] == mean
+    assert float(total.detach()) == -0.5 * mean
+
+
+def test_chunk_entropies_of_tokens_need_no_masks_of_chunks() -> None:
+    cfg = AlgorithmConfig(loss_type="actor", logprob_type="token_level", entropy_type="chunk_level", entropy_bonus=1.0)
+    batch = Batch(
+        new=PolicyEval(logprobs=torch.zeros(2, 2, 3), values=None, entropy=torch.ones(2, 2, 3)),
+        old_logprobs=torch.zeros(2, 2, 3),
+        old_values=None,
+        targets=Targets(torch.zeros(2, 2), None, torch.tensor([[True, True], [True, False]]), None),
+        max_episode_steps=10,
+    )
+    assert float(compute_loss(batch, cfg)[0]) == -6.0
+
+
 def test_micro_batches_average_to_the_batch() -> None:
     g = torch.Generator().manual_seed(0)
     ratios = (torch.rand(8, generator=g) + 0.5).tolist()
@@ -162,7 +196,7 @@ def test_chunk_level_needs_chunk_rewards() -> None:
         targets=Targets(torch.zeros(1, 2), None, None, None),
         max_episode_steps=10,
     )
-    with pytest.raises(UserError, match="reward_type action_level cannot go with a chunk_level logprob_type"):
+    with pytest.raises(UserError, match="reward_type action_level cannot go with logprob_type chunk_level"):
         compute_loss(batch, AlgorithmConfig(loss_type="actor", logprob_type="chunk_level"))
 
 

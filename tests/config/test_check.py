@@ -358,6 +358,31 @@ def test_virtual_devices_are_no_gpus() -> None:
         load_config("toy_ppo_compact", settings, purpose="train")
 
 
+@pytest.mark.parametrize("setting", ["max_staleness=1", "weight_sync_interval=4"])
+@pytest.mark.parametrize("loss", ["actor", "actor_critic", "decoupled_actor_critic"])
+def test_a_loss_that_ignores_the_age_of_experience_is_warned_about(setting: str, loss: str, caplog) -> None:
+    apart = "cluster.component_placement={actor: 0, 'env,rollout': 1}"
+    load_config("toy_ppo_compact", [f"runner.{setting}", f"algorithm.loss_type={loss}", apart], devices=[2])
+    said = f"runner.{setting} learns from experience of older weights, for which algorithm.loss_type={loss} does not"
+    assert (said in caplog.text) == (loss != "decoupled_actor_critic")
+    caplog.clear()  # rollouts that share the actor's weights have no copies that age
+    if setting.startswith("weight_sync"):
+        load_config("toy_ppo_compact", [f"runner.{setting}", f"algorithm.loss_type={loss}"], devices=[2])
+        assert "older weights" not in caplog.text
+
+
+def test_a_ratio_per_chunk_needs_an_advantage_per_chunk() -> None:
+    settings = ["algorithm.reward_type=action_level", "algorithm.logprob_type=chunk_level"]
+    with pytest.raises(
+        UserError,
+        match=r"^algorithm\.logprob_type=chunk_level must be action_level or token_level with "
+        r"algorithm\.reward_type=action_level, which has 2 advantages a chunk; or set "
+        r"algorithm\.reward_type=chunk_level$",
+    ):
+        load_config("toy_grpo_compact", settings)
+    assert load_config("toy_grpo_compact", [settings[0], "algorithm.logprob_type=action_level"])
+
+
 def test_staleness_bounds_the_age_of_weights_alone() -> None:
     settings = ["runner.max_staleness=1", "runner.weight_sync_interval=2"]
     apart = "cluster.component_placement={actor: 0, 'env,rollout': 1}"

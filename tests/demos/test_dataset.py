@@ -86,11 +86,12 @@ def test_the_simulators_state_is_read_back(tmp_path: Path, folder: Path) -> None
     assert without.privileged is None
 
 
-def test_chunks_repeat_the_last_action_at_the_end(folder: Path) -> None:
+def test_chunks_say_which_actions_lie_beyond_the_episodes_end(folder: Path) -> None:
     data = DemoDataset(folder)
-    _, chunks = data.batch([2, 6, 7], num_actions=3)
+    _, chunks, is_target = data.batch([2, 6, 7], num_actions=3)
     rows = [[2, 3, 3], [6, 6, 6], [7, 8, 9]]
     assert torch.equal(chunks, data.actions[torch.tensor(rows)])
+    assert is_target.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
 
 
 def test_every_frame_once_per_pass(folder: Path) -> None:

@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from rlinf.config.derived import make_plan
+from rlinf.runner import Runner
 from tests.conftest import REPO
-from tests.runs import leaked, wait_gone
+from tests.runs import leaked, toy_config, wait_gone
 
 
 def children(pid: int) -> list[int]:
@@ -26,6 +29,41 @@ def children(pid: int) -> list[int]:
         if parent == pid:
             found.append(int(stat.parent.name))
     return found
+
+
+class InterruptedRunner(Runner):
+    """SIGTERM comes right after the flag has been read `reads` times: at any place, also between two tests of it."""
+
+    reads = 0
+    _signal = False
+
+    @property
+    def stop_requested(self) -> bool:  # type: ignore[override]
+        signal_was, self.reads = self._signal, self.reads - 1
+        self._signal = signal_was or self.reads == 0
+        return signal_was
+
+    @stop_requested.setter
+    def stop_requested(self, value: bool) -> None:
+        self._signal = value
+
+
+def test_sigterm_leaves_no_step_unsaved_whenever_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = toy_config(tmp_path, "runner.max_epochs=3", "runner.save_interval=-1")
+    runner = InterruptedRunner(cfg, make_plan(cfg, [0]), watch=MagicMock())
+    monkeypatch.setattr(runner, "step", lambda step: {"env/steps": 1.0})
+    monkeypatch.setattr("rlinf.runner.step_metrics", lambda *args, **options: {})
+    early = 0
+    try:
+        for reads in range(1, 6):
+            runner.global_step, runner.saved_step, runner.stop_requested, runner.reads = 0, 0, False, reads
+            runner.train()
+            if runner.global_step < 3:
+                early += 1
+                assert runner.saved_step == runner.global_step > 0, reads
+    finally:
+        runner.close()
+    assert early >= 2
 
 
 @pytest.fixture

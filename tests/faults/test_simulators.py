@@ -237,6 +237,7 @@ def test_restarts_count_anew_every_step(make: Make) -> None:
         assert env.chunk_step(idle(env)).lost.all()
     assert env.num_restarts == 3
     assert len(os.listdir("/proc/self/fd")) <= files
+    env.reset(new_step=False)  # a further rollout epoch of the same step
     os.kill(env._fleet.pids()[0], signal.SIGKILL)
     with pytest.raises(SimulatorError, match="given up after 1 restarts"):
         env.chunk_step(idle(env))

@@ -9,6 +9,7 @@ import torch
 from openpi_cases import CRITIC_COLUMNS, PROMPTS, build, config, noise, observation
 
 from rlinf.errors import UserError
+from rlinf.models.inputs import Prompts
 from rlinf.models.openpi import flow
 
 SAMPLERS = {
@@ -51,7 +52,17 @@ def test_evaluate_returns_what_predict_stored(name, sampler):
     assert out.logprobs.abs().max() > 0.1
     learned = cfg.openpi.noise_method == "flow_noise"
     assert (again.entropy.abs().max() > 0) == learned
+    score = policy.sampler().score(*replayed(policy, out.replay))
+    mean = policy.executed(score.entropy).mean((1, 2))  # over steps, actions and columns: one number per chunk
+    assert gap(again.entropy, mean[:, None, None]) <= GAP
     assert torch.isfinite(again.logprobs).all()
+
+
+def replayed(policy, replay):
+    """Arguments of `Sampler.score` for what `predict` stored."""
+    prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
+    prefix = policy.prefix(replay["images"], *prompts.trimmed())
+    return prefix, replay.get("state"), replay["x"], replay.get("index")
 
 
 @pytest.mark.parametrize("critic", CRITICS)
@@ -67,6 +78,30 @@ def test_every_critic_agrees_between_rollout_and_update(name, critic):
     assert bootstrap.shape == (6, 1)
     if cfg.value_input != "expert":  # these critics do not look at the noisy actions
         assert gap(bootstrap, out.values) <= GAP
+
+
+@pytest.mark.parametrize("name", ["pi0_metaworld", "pi05_metaworld"])
+def test_bootstrap_values_are_means_over_all_steps_where_stored_values_are(name):
+    """With next to no noise a sampled chain is the deterministic path: the value of one is that of the other."""
+    quiet = {"noise_method": "flow_noise", "noise_logvar_range": [1e-6, 1e-6]}
+    cfg = config(name, joint_logprob=True, **quiet)
+    policy = build(cfg)
+    stored = policy.predict(observation(cfg), mode="train", noise=noise()).values
+    first_step = policy.sampler().ode(*path_start(policy, cfg), steps=1)
+    assert gap(policy.critic(first_step.features, None, None), stored) > 100 * GAP  # another number altogether
+    assert gap(policy.value(observation(cfg), noise=noise()), stored) <= GAP
+    for compat in (None, "rlinf-0.4"):  # one scored step: its value, or in published rollouts that of all steps
+        policy = build(config(name), compat=compat)
+        path = policy.sampler().ode(*path_start(policy, cfg), steps=None if compat else 1)
+        value = policy.value(observation(cfg), noise=noise())
+        assert gap(value, policy.critic(path.features, None, None)) <= GAP
+
+
+def path_start(policy, cfg):
+    """Prefix, state and noise from which `policy` values the observation of `cfg`."""
+    inputs = policy.processor.encode(observation(cfg))
+    start = noise().normal((policy.arch.action_horizon, policy.arch.action_dim))
+    return policy.prefix(inputs.images, *inputs.prompts.trimmed()), inputs.state, start
 
 
 @pytest.mark.parametrize("name", ["pi0_aloha_robotwin", "pi05_aloha_robotwin"])

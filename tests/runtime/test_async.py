@@ -95,6 +95,16 @@ def test_rollout_and_actor_may_share_their_accelerators():
     assert groups_without_nccl(plan) == {"sync"}  # actor 0 and rollout 0 use one accelerator
 
 
+def test_copies_that_are_synced_less_often_are_told_apart_too(tmp_path, ray_address):
+    """Every other rollout acts with the weights before the last update, around which the loss must not clip."""
+    settings = ["runner.weight_sync_interval=2", "algorithm.loss_type=decoupled_actor_critic", "runner.max_epochs=4"]
+    metrics, runner = run(tmp_path, ray_address, *settings)
+    assert type(runner) is Runner
+    assert all(m["train/actor/logprob_gap"] <= 2e-5 for m in metrics)
+    told = [m["train/actor/behav_approx_kl"] != pytest.approx(0, abs=1e-5) for m in metrics]
+    assert told == [False, True, False, True]
+
+
 @pytest.mark.slow
 def test_without_staleness_the_decoupled_loss_is_the_plain_one(tmp_path, ray_address):
     plain, runner = run(tmp_path / "plain", ray_address, "runner.max_epochs=2")

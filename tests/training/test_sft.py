@@ -52,6 +52,7 @@ class LinearPolicy(Policy):
         actions: torch.Tensor,
         *,
         noise: Noise,
+        is_target: torch.Tensor | None = None,
         draws: int = 1,
         image_token_loss: ImageTokenLoss | None = None,
     ) -> torch.Tensor:
@@ -145,6 +146,32 @@ def test_steps_back_into_the_success_band(dataset: Path, tmp_path: Path) -> None
     for weights, share in zip(tried, (0.5, 0.25, 0.375), strict=True):  # too good, too weak, inside
         assert torch.allclose(weights, below + share * (above - below), atol=1e-6)
     assert torch.equal(load_file(folder / "model.safetensors")["linear.weight"], tried[-1])
+
+
+def test_a_missed_success_band_is_said_and_the_nearest_weights_are_kept(dataset: Path, tmp_path: Path) -> None:
+    """Success jumps from 0.1 to 0.8 somewhere: no weights lie inside, and 0.1 is nearer to the band than 0.8."""
+    seen, lines = [], []
+    cfg = config(dataset, tmp_path / "sft", eval_interval=4, stop_at_success=0.2, stop_at_most=0.4)
+
+    def evaluate(policy: LinearPolicy) -> float:
+        seen.append(policy.linear.weight.detach().clone())
+        if len(seen) <= 2:
+            return (0.0, 0.8)[len(seen) - 1]
+        return 0.1 if share_of_way(seen[-1], seen) < 0.3 else 0.8
+
+    folder = train_sft(cfg, evaluate=evaluate, on_progress=lines.append)
+    record = json.loads((folder / "sft.json").read_text())
+    assert (record["steps"], record["stopped_at_success"]) == (8, False)
+    assert len(record["success"]) == 2 + sft.MAX_BISECTIONS
+    kept = load_file(folder / "model.safetensors")["linear.weight"]
+    assert share_of_way(kept, seen) == pytest.approx(0.25, abs=1e-4)  # the first of those below, by distance then share
+    assert "sft found no weights with a success of 20 to 40 %" in lines[-1]
+    assert "keeping those with 10.0 %" in lines[-1]
+
+
+def share_of_way(weights: torch.Tensor, seen: list[torch.Tensor]) -> float:
+    """How far `weights` lie on the way from the first evaluated weights to the second."""
+    return float((weights - seen[0]).norm() / (seen[1] - seen[0]).norm())
 
 
 def test_learning_rate_warms_up(dataset: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.config.schema import FsdpConfig, MixedPrecisionConfig
 from rlinf.runtime.process_group import disconnect
 from rlinf.training.optimizer_files import load_state
-from tests.actor_jobs import GRPO, PPO, Case, alone, largest_difference, nonfinite, train
+from tests.actor_jobs import GRPO, PPO, Case, alone, gradient_of_shards, largest_difference, nonfinite, train
 
 REPLICATED, SHARDED = FsdpConfig(strategy="no_shard"), FsdpConfig(strategy="fsdp2")
 BF16 = {"precision": "bf16"}
@@ -119,6 +119,17 @@ def test_gradients_may_travel_in_bf16(ranks, one_rank):
     norm = one["metrics"]["train/actor/grad_norm"]
     assert rank["metrics"]["train/actor/grad_norm"] == pytest.approx(norm, rel=5e-3)
     assert rank["metrics"]["train/actor/grad_norm"] != pytest.approx(norm, rel=1e-6)
+
+
+@pytest.mark.parametrize("at_the_end", [True, False])  # gradients travel once, or after every micro batch
+def test_micro_batches_add_up_in_fp32_also_where_gradients_travel_in_bf16(ranks, at_the_end):
+    """A sum of 64 parts in bf16, of 8 bits, would lose percents; one rounding per rank on the way loses 2^-9."""
+    reduced = MixedPrecisionConfig(reduce_dtype="bf16")
+    case = replace(PI0, fsdp=replace(SHARDED, mixed_precision=reduced, enable_gradient_accumulation=at_the_end))
+    (whole, _), (parts, _) = ranks.run(2, gradient_of_shards, PI0, 1), ranks.run(2, gradient_of_shards, case, 64)
+    error = float((parts - whole).norm() / whole.norm())
+    print(f"relative error {error:.1e}")
+    assert error <= 2**-8
 
 
 def test_ranks_stop_at_the_same_kl(ranks):

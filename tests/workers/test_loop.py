@@ -1,6 +1,7 @@
 """One rollout through the real workers: equal for any number of stages, true to what the policy said."""
 
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -33,6 +34,12 @@ def rollout(folder, *overrides) -> Trajectory:
         return Trajectory.cat(parts, dim=1).map(torch.clone)
     finally:
         runner.close()
+
+
+def test_only_the_first_epoch_of_a_step_begins_a_new_budget_of_restarts():
+    env, plan = MagicMock(), MagicMock(stages=2)
+    roll_out(env, MagicMock(), plan, mode="train", step=3, epochs=3, chunks=1)
+    assert [c.kwargs["new_step"] for c in env.call.call_args_list] == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
@@ -93,11 +100,13 @@ def test_log_probs_of_the_rollout_are_those_of_the_update(tmp_path):
     assert moved.abs().max() > 1e-3  # other weights do say something else
 
 
+@pytest.mark.parametrize("entropy_bonus", [0, 1])
 @pytest.mark.parametrize("mask_kind", ["none", "unweighted", "weighted"])
-def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind):
+def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind, entropy_bonus):
     def gradient(micro: int) -> torch.Tensor:
         sizes = [f"actor.micro_batch_size={micro}", "actor.global_batch_size=64", "env.train.rollout_epoch=1"]
-        cfg = toy_config(tmp_path / str(micro), *sizes, "actor.optim.clip_grad=1e9", "actor.optim.lr=0")
+        noise = ["actor.model.openpi.noise_method=flow_noise", f"algorithm.entropy_bonus={entropy_bonus}"]
+        cfg = toy_config(tmp_path / str(micro), *sizes, *noise, "actor.optim.clip_grad=1e9", "actor.optim.lr=0")
         runner = make_runner(cfg)
         try:
             actor = worker(runner, "actor")

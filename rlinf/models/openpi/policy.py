@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
+from torch.nn import functional as F
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
@@ -157,7 +158,10 @@ class Policy(PretrainedPolicy):
     def evaluate(
         self, replay: dict[str, Tensor], *, values: bool, entropy: bool, cache: dict[str, Tensor] | None = None
     ) -> PolicyEval:
-        """Log-probs, values and entropy of stored actions under the current weights."""
+        """Log-probs, values and entropy of stored actions under the current weights.
+
+        The entropy, [B, 1, 1], is a mean over denoising steps, actions and columns, as published at every level.
+        """
         if cache is None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
                 prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
@@ -169,12 +173,16 @@ class Policy(PretrainedPolicy):
         return PolicyEval(
             logprobs=self.executed(score.logprobs),
             values=self.critic(score.features, pooled, replay.get("critic_state")) if values else None,
-            entropy=self.executed(score.entropy) if entropy else None,
+            entropy=self.executed(score.entropy).mean((1, 2), keepdim=True) if entropy else None,
         )
 
     @torch.no_grad()
     def value(self, obs: Observation, *, noise: Noise) -> Tensor:
-        """Critic value f32 [B, 1]; an expert critic reads the features of pure noise, where every chain starts."""
+        """Critic value f32 [B, 1], which means what the values of rollouts and updates mean.
+
+        An expert critic reads the features of pure noise, where every chain starts, or of all points of the
+        deterministic path from it, where values are means over the denoising steps.
+        """
         if self.cfg.value_input is None:
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
         features = pooled = critic_state = None
@@ -186,8 +194,8 @@ class Policy(PretrainedPolicy):
             pooled = self.pool(prefix)
             if self.cfg.value_input == "expert":
                 start = noise.normal((self.arch.action_horizon, self.arch.action_dim))
-                times = sampler.times(start.device)
-                features = sampler.transition(prefix, inputs.state, start, slice(0, 1), times).features[:, None]
+                steps = sampler.num_steps if self.averages_values else 1
+                features = sampler.ode(prefix, inputs.state, start, steps=steps).features
         values = self.critic(features, pooled, critic_state)
         assert values is not None
         return values
@@ -196,6 +204,11 @@ class Policy(PretrainedPolicy):
     def resize_images(self, images: Tensor) -> Tensor:
         """u8 [B, H, W, 3] -> u8 [B, size, size, 3]."""
         return resize_with_pad(images, self.arch.image_size)
+
+    @property
+    def action_horizon(self) -> int:
+        """H of the architecture."""
+        return self.arch.action_horizon
 
     @property
     def image_width(self) -> int | None:
@@ -208,14 +221,22 @@ class Policy(PretrainedPolicy):
         actions: Tensor,
         *,
         noise: Noise,
+        is_target: Tensor | None = None,
         draws: int = 1,
         image_token_loss: ImageTokenLoss | None = None,
     ) -> Tensor:
-        """Flow matching: mean squared velocity error over real columns, `draws` (noise, time) pairs per sample."""
-        inputs = self.processor.encode(obs)
-        target = self.processor.encode_actions(actions.to(self.processor.device), inputs.raw_state)
+        """Flow matching: mean squared velocity error, `draws` (noise, time) pairs per sample.
+
+        Padded columns count too, with target 0: the sampler denoises them with the others. `actions` [B, 1..H, A] may
+        be fewer than the horizon; those that are missing are not learned.
+        """
+        inputs, device = self.processor.encode(obs), self.processor.device
+        target = self.processor.encode_actions(actions.to(device), inputs.raw_state)
+        if is_target is None:
+            is_target = torch.ones(actions.shape[:2], dtype=torch.bool)
         given = self._observed(inputs)
         given["target"] = target
+        given["is_target"] = F.pad(is_target.to(device), (0, self.action_horizon - actions.shape[1]))
         given["eps"] = noise.normal((draws, *target.shape[1:]))  # [B, draws, H, D]
         given["t"] = flow.beta_time(noise.uniform((draws,)))  # [B, draws]
         loss, image_token = self._imitate(given)
@@ -233,8 +254,9 @@ class Policy(PretrainedPolicy):
         state = None if state is None else state.repeat_interleave(draws, 0)
         x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
         velocity = self.net.velocity(self.net.suffix(prefix, state, x, self.net.times(t)))
-        error = velocity - (eps - target)
-        return error[..., : self.cfg.action_dim].square().mean(), image_token
+        errors = (velocity - (eps - target)).square().mean(-1)  # [B x draws, H]
+        is_target = given["is_target"].repeat_interleave(draws, 0)
+        return (errors * is_target).sum() / is_target.sum(), image_token
 
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""
@@ -338,13 +360,19 @@ class Policy(PretrainedPolicy):
         """[B, H, D] -> the actions and columns that are executed, [B, C, A]."""
         return x[:, : self.cfg.num_action_chunks, : self.cfg.action_dim]
 
+    @property
+    def averages_values(self) -> bool:
+        """Whether the value of an expert critic in a rollout is the mean over all denoising steps."""
+        return self.cfg.openpi.joint_logprob
+
     def rollout_features(self, features: Tensor, index: Tensor | None) -> Tensor:
         """The expert features that a rollout's critic reads, of those of every step [B, N, H, W].
 
         Where one step, `index` [B], is scored, it is that step's alone: `evaluate` will compute the same value.
         """
-        if index is None:
+        if self.averages_values:
             return features
+        assert index is not None
         return features[torch.arange(len(index), device=index.device), index][:, None]
 
     def critic(self, features: Tensor | None, pooled: Tensor | None, critic_state: Tensor | None) -> Tensor | None:

@@ -72,7 +72,7 @@ class Processor(nn.Module):
         return camera_images(obs, count, to_size, self.device, key=self.cfg.images_key)
 
     def encode_actions(self, actions: Tensor, state: Tensor | None) -> Tensor:
-        """Simulator actions f32 [B, 1..H, A] -> normalised f32 [B, H, D]; a short chunk repeats its last action."""
+        """Simulator actions f32 [B, 1..H, A] -> normalised f32 [B, H, D], 0 where padded; the last action fills H."""
         horizon = self.arch.action_horizon
         if not 1 <= actions.shape[1] <= horizon or actions.shape[2] != self.cfg.action_dim:
             raise ValueError(f"actions {list(actions.shape)} must be [B, 1..{horizon}, {self.cfg.action_dim}]")

@@ -80,10 +80,10 @@ class Sampler:
         return Transition(mean, std, velocity, features)
 
     @torch.no_grad()
-    def ode(self, prefix: Prefix, state: Tensor | None, noise: Tensor) -> Chain:
-        """The deterministic path from `noise` [B, H, D]."""
+    def ode(self, prefix: Prefix, state: Tensor | None, noise: Tensor, *, steps: int | None = None) -> Chain:
+        """The deterministic path from `noise` [B, H, D], or its first `steps` steps."""
         weights = flow.step_weights("flow_ode", self.num_steps, 0.0, noise.device)
-        return self._walk(prefix, state, noise, flow.Weights(*(c.expand(len(noise), -1) for c in weights)))
+        return self._walk(prefix, state, noise, flow.Weights(*(c[:steps].expand(len(noise), -1) for c in weights)))
 
     @torch.no_grad()
     def sample(
@@ -136,10 +136,10 @@ class Sampler:
         chosen: Tensor | None = None,
         draw: Callable[[int], Tensor] | None = None,
     ) -> Chain:
-        """Denoise with weights [B, N]; rows add noise at their `chosen` steps, bool [B, N]."""
+        """Denoise with weights [B, n] of the first n steps; rows add noise at their `chosen` steps, bool [B, n]."""
         times, prefix = self.times(noise.device), prefix.with_room(len(self.net.suffix_starts()))
         xs, velocities, stds, features = [noise], [], [], []
-        for i in range(self.num_steps):
+        for i in range(weights.t.shape[1]):
             step = flow.Weights(*(c[:, i, None, None] for c in weights))
             features.append(self.net.suffix(prefix, state, xs[-1], times.at(slice(i, i + 1))))
             velocities.append(self.net.velocity(features[-1]))

@@ -195,17 +195,24 @@ class PrismaticPolicy(PretrainedPolicy):
         actions: Tensor,
         *,
         noise: Noise,
+        is_target: Tensor | None = None,
         draws: int = 1,
         image_token_loss: ImageTokenLoss | None = None,
     ) -> Tensor:
         """Mean cross entropy of the expert's bins, or mean absolute error of an L1 head; nothing is drawn."""
         assert image_token_loss is None, "this policy has no image_width"
+        if is_target is None:
+            is_target = torch.ones(actions.shape[:2], dtype=torch.bool)
         target = self.processor.encode_actions(actions)
         bins = action_bins.encode(target).flatten(1)
         slots = self._read(self.processor.encode(obs), bins).slots
         if self.cfg.regression is not None:
-            return F.l1_loss(self.net.regress(slots), target)
-        return F.cross_entropy(self.net.action_logits(slots).flatten(0, 1), bins.flatten())
+            errors = (self.net.regress(slots) - target).abs()  # [B, C, A]
+        else:
+            logits = self.net.action_logits(slots).flatten(0, 1)
+            errors = self._by_action(F.cross_entropy(logits, bins.flatten(), reduction="none").view(bins.shape))
+        counted = is_target.to(errors.device)[..., None].expand_as(errors)
+        return (errors * counted).sum() / counted.sum()
 
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""
