@@ -54,8 +54,6 @@ class EnvConfig:
     """Offset to runner.seed for reset ids."""
     group_size: Count = 1
     """Neighbouring envs that start from the same reset id."""
-    use_fixed_reset_state_ids: bool = False
-    """Start every rollout from the same reset ids."""
     use_ordered_reset_state_ids: bool = False
     """Take reset ids in order instead of drawing them."""
     enable_offload: bool = False
