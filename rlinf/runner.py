@@ -15,7 +15,7 @@ from typing import Any
 from rlinf.config.derived import chunks_per_rollout, total_steps
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.envs.spec import env_spec, num_trials
 from rlinf.errors import UserError
 from rlinf.metrics.episodes import summarise
 from rlinf.metrics.phases import Usage, step_metrics
@@ -134,7 +134,7 @@ class Runner:
     def play_trials(self) -> list[EpisodeRecord]:
         """Play every held-out trial once, with the deterministic sampler and the same noise at every call."""
         env, chunk = self.cfg.env.eval, self.cfg.actor.model.num_action_chunks
-        rounds = math.ceil(len(eval_trials(env, env_spec(env))) / env.total_num_envs)
+        rounds = math.ceil(num_trials(env, env_spec(env)) / self.plan.eval_envs.num_envs)
         chunks = (rounds + env.max_restarts) * env.max_episode_steps // chunk  # lost trials are played again
         with self.timed("eval"), self.resident("rollout"):
             self.sync()
@@ -144,7 +144,7 @@ class Runner:
             )
             self.cluster.get(played)
             self.cluster.get(self.env.call("release", mode="eval"))
-            return self._episodes()
+            return sorted(self._episodes(), key=lambda episode: episode.env_id)  # the same on any ranks and stages
 
     def save(self) -> None:
         """Write a complete checkpoint of this step, or none."""

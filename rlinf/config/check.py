@@ -143,12 +143,13 @@ def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
 
 
 def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, groups: bool) -> None:
-    """Envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes."""
-    total, chunk = env.total_num_envs, policy.num_action_chunks
-    group = env.group_size if groups else 1
-    components = COMPONENTS if groups else COMPONENTS[:2]
-    unit = math.lcm(*(len(plan.slots(c)) for c in components)) * plan.stages * group
-    for component in components:
+    """Training envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes.
+
+    Evaluations spread any number of envs, `groups` False, as evenly as they can.
+    """
+    total, chunk, group = env.total_num_envs, policy.num_action_chunks, env.group_size
+    unit = math.lcm(*(len(plan.slots(c)) for c in COMPONENTS)) * plan.stages * group
+    for component in COMPONENTS if groups else ():
         ranks = len(plan.slots(component))
         if total % (ranks * plan.stages):
             raise UserError(

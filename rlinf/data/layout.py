@@ -3,7 +3,8 @@
     env      one simulated world, numbered 0 .. E-1 over all ranks and stages
     group    `group_size` neighbouring envs that start from the same reset id
     stage    a share of the envs that is simulated while the policy acts for the other stages
-    rank     one process of a component (env, rollout or actor); it handles equally many envs in every stage
+    rank     one process of a component (env, rollout or actor); it handles equally many envs in every stage, or, in
+             evaluations, as nearly as their number allows: some ranks one less, with few envs some none
     epoch    one of the `rollout_epoch` rollouts of a training step
     chunk    the actions of one call of the policy, numbered 0 .. T-1 in an epoch: the T of tensors [T, B, ...]
     column   one env in one epoch: the B of tensors [T, B, ...]
@@ -37,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,25 +61,35 @@ class EnvLayout:
     group_size: int = 1
 
     def share(self, ranks: int) -> int:
-        """Envs that each of so many ranks handles in one stage."""
-        return self.num_envs // self.stages // ranks
+        """Envs that each of so many ranks handles in one stage; the most, where they are not equally many."""
+        return max(map(len, self._places(ranks, stage=0)))
 
     def env_ids(self, ranks: int, rank: int, stage: int) -> list[int]:
         """The envs that `rank` of `ranks` handles in a stage, in the order of its batch."""
-        share, group = self.share(ranks), self.group_size
-        places = range(rank * share, (rank + 1) * share)  # within the stage
+        group = self.group_size
+        places = self._places(ranks, stage)[rank]
         return [(place // group * self.stages + stage) * group + place % group for place in places]
 
-    def routes(self, sources: int, targets: int) -> list[list[Piece]]:
-        """For each target rank, the pieces of the source ranks' batches that, one after another, are its own batch."""
-        have, want = self.share(sources), self.share(targets)
+    def routes(self, sources: int, targets: int, stage: int = 0) -> list[list[Piece]]:
+        """For each target rank, the pieces of the source ranks' batches that, one after another, are its own batch.
+
+        A rank without envs has no pieces. Stages of equally many envs have the same routes.
+        """
+        have = self._places(sources, stage)
         return [
             [
-                Piece(source, max(first - source * have, 0), min(first + want - source * have, have))
-                for source in range(first // have, (first + want - 1) // have + 1)
+                Piece(source, max(want.start, own.start) - own.start, min(want.stop, own.stop) - own.start)
+                for source, own in enumerate(have)
+                if max(want.start, own.start) < min(want.stop, own.stop)
             ]
-            for first in range(0, targets * want, want)
+            for want in self._places(targets, stage)
         ]
+
+    def _places(self, ranks: int, stage: int) -> list[range]:
+        """The places within a stage that each rank handles: whole groups, whose numbers differ by at most one."""
+        size = self.group_size
+        groups = len(range(stage, self.num_envs // size, self.stages))
+        return [range(part.start * size, part.stop * size) for part in split_evenly(groups, ranks)]
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,12 @@ class Columns:
     def numbers(self, stage: int, epoch: int) -> np.ndarray:
         """The column of every env of the rank in one stage and epoch, i64 [num_envs]."""
         return self.part(np.arange(len(self)), stage, epoch).reshape(-1)
+
+
+def split_evenly(count: int, parts: int) -> list[range]:
+    """Split 0..count-1 into ranges whose sizes differ by at most one."""
+    edges = [count * i // parts for i in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
 
 
 def row_numbers(chunk: int, columns: Any, num_columns: int) -> Any:

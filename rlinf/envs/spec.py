@@ -97,11 +97,14 @@ def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:
 
 def eval_trials(cfg: EnvConfig, spec: EnvSpec) -> list[int]:
     """The held-out reset ids an evaluation plays, once each, in order; a subset is spread evenly over the suite."""
-    held_out = spec.reset_ids["eval"]
-    wanted = cfg.num_trials
+    held_out, wanted = spec.reset_ids["eval"], num_trials(cfg, spec)
+    return [held_out[i * len(held_out) // wanted] for i in range(wanted)]
+
+
+def num_trials(cfg: EnvConfig, spec: EnvSpec) -> int:
+    """How many trials an evaluation plays: as many as asked for, or as there are."""
+    held_out, wanted = len(spec.reset_ids["eval"]), cfg.num_trials
     if wanted == 0:
         episodes_per_rollout = max(1, cfg.max_steps_per_rollout_epoch // cfg.max_episode_steps)
         wanted = cfg.total_num_envs * episodes_per_rollout * cfg.rollout_epoch
-    if wanted == -1 or wanted >= len(held_out):
-        return list(held_out)
-    return [held_out[i * len(held_out) // wanted] for i in range(wanted)]
+    return held_out if wanted == -1 else min(wanted, held_out)
