@@ -76,7 +76,7 @@ def test_the_first_row_is_the_training_set_of_main() -> None:
 @pytest.mark.usefixtures("maniskill_path")
 def test_one_command_fills_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [*TINY, f"runner.logger.log_path={tmp_path}", "runner.eval_expert=true", f"env.eval.num_trials={ROWS}"]
-    metrics = jobs.evaluate(load_config("maniskill_ood", overrides, purpose="eval", devices=[0]))
+    metrics, _ = jobs.evaluate(load_config("maniskill_ood", overrides, purpose="eval", devices=[0]))
     written = json.loads((tmp_path / "eval/step_0.json").read_text())
     shape, printed = spec(Options(id=OOD)), capsys.readouterr().out
     assert list(written["tasks"]) == list(shape.tasks)
