@@ -133,9 +133,9 @@ class Runner:
 
     def play_trials(self) -> list[EpisodeRecord]:
         """Play every held-out trial once, with the deterministic sampler and the same noise at every call."""
-        env, chunk = self.cfg.env.eval, self.cfg.actor.model.num_action_chunks
+        env = self.cfg.env.eval
         rounds = math.ceil(num_trials(env, env_spec(env)) / self.plan.eval_envs.num_envs)
-        chunks = (rounds + env.max_restarts) * env.max_episode_steps // chunk  # lost trials are played again
+        chunks = (rounds + env.max_restarts) * env.max_episode_steps  # of one step at least; lost trials play again
         with self.timed("eval"), self.resident("rollout"):
             self.sync()
             self._episodes()  # what the training envs finished belongs to the training step
