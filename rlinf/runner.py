@@ -17,10 +17,9 @@ from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec, num_trials
 from rlinf.errors import UserError
-from rlinf.metrics.episodes import summarise
-from rlinf.metrics.phases import Usage, step_metrics
+from rlinf.metrics.episodes import evaluation_metrics, summarise
+from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
 from rlinf.metrics.run_log import RunListener
-from rlinf.metrics.stats import Rate
 from rlinf.placement.plan import Plan
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
@@ -103,7 +102,8 @@ class Runner:
         metrics = {f"{name}/bytes": float(count) for name, count in moved.items()}
         metrics["env/restarts"] = float(sum(self.cluster.get(restarts)))
         records = [record for rank in self.cluster.get(episodes) for record in rank]
-        return metrics | {f"env/{name}": value for name, value in summarise(records).items()}
+        groups = env_spec(self.cfg.env.train).task_groups
+        return metrics | {f"env/{name}": value for name, value in summarise(records, groups).items()}
 
     def sync(self) -> None:
         """Send the actor's weights to the rollout ranks that hold copies; nothing if no update came after the last."""
@@ -127,9 +127,13 @@ class Runner:
         records = self.play_trials()
         groups = env_spec(self.cfg.env.eval).task_groups
         self.watch.evaluated(self.global_step, records, groups)
-        rate = Rate.of(r.success_once for r in records)
-        interval = {"success_low": rate.low, "success_high": rate.high}
-        return {f"eval/{k}": v for k, v in (summarise(records, groups) | interval).items()}
+        return evaluation_metrics(records, groups)
+
+    def evaluate_only(self) -> dict[str, float]:
+        """As `evaluate`, with no training around it: the metrics say what it cost, too."""
+        self.usage()  # setting up belongs to no evaluation
+        metrics = self.evaluate()
+        return metrics | {"time/eval": self.times["eval"], **evaluation_seconds(self.usage())}
 
     def play_trials(self) -> list[EpisodeRecord]:
         """Play every held-out trial once, with the deterministic sampler and the same noise at every call."""
