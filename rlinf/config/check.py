@@ -12,7 +12,7 @@ from rlinf.algorithms.registry import ADVANTAGES, LOSSES
 from rlinf.config.derived import chunks_per_rollout, make_plan, rollout_size, visible_accelerators
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.spec import drops_rotation, env_spec
+from rlinf.envs.spec import drops_rotation, env_spec, unread_keys
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
@@ -28,6 +28,8 @@ PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> None:
     """Refuse what cannot run, before anything starts. Only what `purpose` will use is checked."""
     policy = policy_spec(cfg)
+    for line in (*unread_keys(cfg.env.train, "env.train"), *unread_keys(cfg.env.eval, "env.eval")):
+        logger.warning("%s", line)
     _check_runner(cfg)
     if purpose == "collect":
         _check_ids("env.train", cfg.env.train, "demo")

@@ -2,7 +2,9 @@
 
 A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, or anywhere by its dotted path. Its
 `__init__.py` offers
-- `Options`, a frozen dataclass: every key that `env.{train,eval}.init_params` may hold, plus `task_suite_name`;
+- `Options`, a frozen dataclass: every key that `env.{train,eval}.init_params` may hold, plus `task_suite_name`, plus
+  those of `center_crop`, `use_custom_reward`, `assets_path`, `seeds_path` and `task_config` that the simulator reads
+  from the block itself: where a field has that name, it takes the block's value, else a value is warned of;
 - `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
 - `Scene(options)`, a `Simulator`;
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;

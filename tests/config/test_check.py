@@ -336,3 +336,28 @@ def test_staleness_bounds_the_age_of_weights_alone() -> None:
     apart = "cluster.component_placement={actor: 0, 'env,rollout': 1}"
     with pytest.raises(UserError, match=r"^runner\.weight_sync_interval=2 must be 1 with runner\.max_staleness=1"):
         load_config("toy_ppo_compact", [*settings, apart], devices=[2])
+
+
+def test_keys_that_the_simulator_does_not_read_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """One line each with key, value and who reads it."""
+    unread = {
+        "env.train.task_config": "{embodiment: aloha}",
+        "env.train.center_crop": "true",
+        "env.train.assets_path": "/data",
+        "env.eval.seeds_path": "seeds.json",
+        "env.eval.use_custom_reward": "true",
+    }
+    overrides = [f"{key}={value}" for key, value in unread.items()]
+    load_config("metaworld_50_ppo_openpi", overrides, purpose="plan", devices=[1])
+    lines = [r.getMessage() for r in caplog.records if "has no effect on env_type=metaworld; " in r.getMessage()]
+    assert [line.split("=")[0] for line in lines] == [
+        "env.train.center_crop",
+        "env.train.assets_path",
+        "env.train.task_config",
+        "env.eval.use_custom_reward",
+        "env.eval.seeds_path",
+    ]
+    assert "env.train.task_config={'embodiment': 'aloha'} has no effect" in caplog.text
+    caplog.clear()
+    load_config("metaworld_50_ppo_openpi", ["env.train.center_crop=false"], purpose="plan", devices=[1])
+    assert "has no effect on" not in caplog.text

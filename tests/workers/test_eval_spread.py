@@ -81,7 +81,7 @@ SHORT += ["env.eval.max_episode_steps=5", "env.eval.max_steps_per_rollout_epoch=
 SHORT += ["env.eval.init_params.image_size=64", "env.eval.init_params.render=fast"]
 SHORT += ["env.eval.video_cfg.save_video=false", "env.eval.num_processes=1", "runner.logger.logger_backends=[]"]
 RECIPES = {  # held-out trials, and what keeps them cheap
-    "metaworld_50_ppo_openpi": (500, ["env.eval.init_params.max_loaded_tasks=2"]),
+    "metaworld_50_ppo_openpi": (500, ["env.eval.init_params.max_loaded_tasks=1"]),
     "metaworld_45_ppo_openpi": (100, ["env.eval.init_params.max_loaded_tasks=2"]),
     "calvin_d_d_ppo_openpi": (
         100,
