@@ -24,7 +24,7 @@ class Options:
     tasks: tuple[str, ...] = ()
     """Play these tasks one at a time, each from a start where it can be done; empty plays chains of five."""
     protocol: Literal["rl", "official"] = "rl"
-    """official: 360 steps a subtask, a failed one ends the chain, a solved one the chunk; rl: max_episode_steps only."""
+    """official: 360 steps a subtask; a failed one ends the chain, a solved one the chunk. rl: max_episode_steps."""
     instructions: Literal["auto", "validation", "training"] = "auto"
     """Sentences: one per task, or one of 7-20 drawn per subtask; auto: validation for calvin_d, training elsewhere."""
     eval_sequences: int = NUM_SEQUENCES
