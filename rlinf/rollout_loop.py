@@ -26,22 +26,23 @@ def roll_out(
     Stages overlap because stage 1's predict is queued while stage 0's step runs. `finished` is asked after each chunk
     and may end the epoch early, which evaluations do.
     """
-    to_rollout, to_env = plan.routes("env", "rollout", mode), plan.routes("rollout", "env", mode)
     stages = range(plan.stages)
+    to_rollout = [plan.routes("env", "rollout", mode, stage) for stage in stages]
+    to_env = [plan.routes("rollout", "env", mode, stage) for stage in stages]
     done = []
     for epoch in range(epochs):
         steps = [env.call("begin", mode=mode, stage=stage, new_step=epoch == 0) for stage in stages]
         for chunk in range(chunks):
             at = ChunkIndex(step, epoch, chunk)
             for stage in stages:
-                actions = rollout.map("predict", steps[stage], to_rollout, mode=mode, stage=stage, at=at)
-                steps[stage] = env.map("step", actions, to_env, mode=mode, stage=stage)
+                actions = rollout.map("predict", steps[stage], to_rollout[stage], mode=mode, stage=stage, at=at)
+                steps[stage] = env.map("step", actions, to_env[stage], mode=mode, stage=stage)
             if finished():
                 break
         for stage in stages:
             end = ChunkIndex(step, epoch, chunks)
             if mode == "train":
-                done += rollout.map("finish", steps[stage], to_rollout, stage=stage, at=end)
+                done += rollout.map("finish", steps[stage], to_rollout[stage], stage=stage, at=end)
             else:
                 done += steps[stage]
     return done

@@ -15,12 +15,11 @@ from typing import Any
 from rlinf.config.derived import chunks_per_rollout, total_steps
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.envs.spec import env_spec, num_trials
 from rlinf.errors import UserError
-from rlinf.metrics.episode_summary import summarise
-from rlinf.metrics.phases import Usage, step_metrics
+from rlinf.metrics.episode_summary import evaluation_metrics, summarise
+from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
 from rlinf.metrics.run_log import RunListener
-from rlinf.metrics.stats import Rate
 from rlinf.placement.plan import Plan
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
@@ -106,7 +105,8 @@ class Runner:
         metrics = {f"{name}/bytes": float(count) for name, count in moved.items()}
         metrics["env/restarts"] = float(sum(self.cluster.get(restarts)))
         records = [record for rank in self.cluster.get(episodes) for record in rank]
-        return metrics | {f"env/{name}": value for name, value in summarise(records).items()}
+        groups = env_spec(self.cfg.env.train).task_groups
+        return metrics | {f"env/{name}": value for name, value in summarise(records, groups).items()}
 
     def sync(self) -> None:
         """Send the actor's weights to the rollout ranks that hold copies; nothing if no update came after the last."""
@@ -130,15 +130,19 @@ class Runner:
         records = self.play_trials()
         groups = env_spec(self.cfg.env.eval).task_groups
         self.watch.evaluated(self.global_step, records, groups)
-        rate = Rate.of(r.success_once for r in records)
-        interval = {"success_low": rate.low, "success_high": rate.high}
-        return {f"eval/{k}": v for k, v in (summarise(records, groups) | interval).items()}
+        return evaluation_metrics(records, groups)
+
+    def evaluate_only(self) -> dict[str, float]:
+        """As `evaluate`, with no training around it: the metrics say what it cost, too."""
+        self.usage()  # setting up belongs to no evaluation
+        metrics = self.evaluate()
+        return metrics | {"time/eval": self.times["eval"], **evaluation_seconds(self.usage())}
 
     def play_trials(self) -> list[EpisodeRecord]:
         """Play every held-out trial once, with the deterministic sampler and the same noise at every call."""
-        env, chunk = self.cfg.env.eval, self.cfg.actor.model.num_action_chunks
-        rounds = math.ceil(len(eval_trials(env, env_spec(env))) / env.total_num_envs)
-        chunks = (rounds + env.max_restarts) * env.max_episode_steps // chunk  # lost trials are played again
+        env = self.cfg.env.eval
+        rounds = math.ceil(num_trials(env, env_spec(env)) / self.plan.eval_envs.num_envs)
+        chunks = (rounds + env.max_restarts) * env.max_episode_steps  # of one step at least; lost trials play again
         with self.timed("eval"), self.resident("rollout"):
             self.sync()
             self._episodes()  # what the training envs finished belongs to the training step
@@ -147,7 +151,7 @@ class Runner:
             )
             self.cluster.get(played)
             self.cluster.get(self.env.call("release", mode="eval"))
-            return self._episodes()
+            return sorted(self._episodes(), key=lambda episode: episode.env_id)  # the same on any ranks and stages
 
     def save(self) -> None:
         """Write a complete checkpoint of this step, or none."""

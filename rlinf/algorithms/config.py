@@ -56,7 +56,7 @@ class AlgorithmConfig:
     value_coef: float = 1.0
     """Weight of the critic loss in the total."""
     entropy_bonus: float = 0.0
-    """Weight of the entropy bonus; 0 skips computing it."""
+    """Weight of the entropy bonus; the entropy is logged with any weight."""
     target_kl: float | None = None
     """Stop the update epochs of a step once approx_kl of a global batch exceeds 1.5 x this; null never stops."""
     bootstrap_type: Literal["standard", "always"] = "standard"

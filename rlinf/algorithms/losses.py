@@ -90,7 +90,7 @@ def compute_loss(batch: Batch, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, 
     if batch.new.entropy is not None:
         entropy, count = mean_entropy(batch, cfg)
         metrics["actor/entropy_loss"] = entropy, count
-        if not batch.critic_only:
+        if cfg.entropy_bonus and not batch.critic_only:
             total = total - cfg.entropy_bonus * batch.entropy_scale * entropy
     metrics["actor/total_loss"] = total, total.new_tensor(len(batch.old_logprobs))
     return total, {name: (value.detach(), count) for name, (value, count) in metrics.items()}

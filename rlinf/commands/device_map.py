@@ -30,9 +30,11 @@ def device_rows(cfg: Config, plan: Plan) -> Iterator[Row]:
     for (node, device), processes in sorted(users.items()):
         yield (f"node {node} " + ("cpu" if device < 0 else f"{kind} {device}"), " | ".join(processes))
     env, mode = _env(cfg)
-    envs = plan.num_envs("env", mode)
+    shares = {len(plan.env_ids("env", rank, s, mode)) for rank in range(len(plan.env)) for s in range(plan.stages)}
+    envs = max(shares)
     count = 1 if env_spec(env).batched else min(envs, env.num_processes or os.cpu_count() or 1)
-    yield ("simulators", f"{plural(count, 'process')} per env rank and stage, for its {plural(envs, 'env')}")
+    uneven = f"{min(shares)} to " if len(shares) > 1 else ""
+    yield ("simulators", f"{plural(count, 'process')} per env rank and stage, for its {uneven}{plural(envs, 'env')}")
     yield ("parameters", _parameters(cfg, plan))
     if plan.offload:
         yield ("offload", ", ".join(f"{name} during the {AWAY[name]}" for name in sorted(plan.offload)))

@@ -11,7 +11,7 @@ from rlinf.config.derived import make_plan
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec
-from rlinf.metrics.episode_summary import summarise
+from rlinf.metrics.episode_summary import evaluation_metrics
 from rlinf.metrics.loggers import MetricLogger
 from rlinf.metrics.run_log import RunListener, RunLog
 from rlinf.placement.plan import Plan
@@ -46,14 +46,16 @@ def train_to_the_end(runner: Runner) -> None:
 
 
 def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
-    """Play the held-out trials once; prints the rate and writes eval/step_N.json, N being the checkpoint's step."""
+    """Play the held-out trials once: prints the rate, logs it, writes eval/step_N.json; N is the checkpoint's step."""
     if cfg.runner.eval_expert:
         return evaluate_expert(cfg)
     log = RunLog(cfg)
     runner = Runner(cfg, make_plan(cfg), watch=log)
     try:
         runner.global_step = step_of(cfg.runner.ckpt_path)
-        return runner.evaluate(), log.last_records
+        metrics = runner.evaluate_only()
+        log.log_evaluation(runner.global_step, metrics)
+        return metrics, log.last_records
     finally:
         runner.close()
 
@@ -65,8 +67,10 @@ def evaluate_expert(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeReco
     log, env = RunLog(cfg), cfg.env.eval
     try:
         records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
+        metrics = evaluation_metrics(records, groups)
         log.evaluated(0, records, groups)
-        return {f"eval/{name}": value for name, value in summarise(records, groups).items()}, records
+        log.log_evaluation(0, metrics)
+        return metrics, records
     finally:
         log.close()
 

@@ -10,7 +10,7 @@ from rlinf.compat.cache_size import cache_bytes_per_sample
 from rlinf.config.check import policy_spec
 from rlinf.config.derived import chunks_per_rollout, micro_batch_size, rollout_size, total_steps
 from rlinf.config.schema import Config
-from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.envs.spec import env_spec, num_trials
 from rlinf.models.config import PolicySpec
 from rlinf.placement.plan import Plan
 
@@ -55,11 +55,11 @@ def _batch_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
         )
         yield ("training steps", f"{total_steps(cfg)}")
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
-        trials = len(eval_trials(cfg.env.eval, env_spec(cfg.env.eval, "env.eval")))
+        trials = num_trials(cfg.env.eval, env_spec(cfg.env.eval, "env.eval"))
         every = (
             "" if cfg.runner.only_eval else f", every {plural(cfg.runner.val_check_interval, 'step')} and at the end"
         )
-        yield ("evaluation", f"{plural(trials, 'trial')} in {plural(cfg.env.eval.total_num_envs, 'env')}{every}")
+        yield ("evaluation", f"{plural(trials, 'trial')} in {plural(plan.eval_envs.num_envs, 'env')}{every}")
 
 
 def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:

@@ -51,6 +51,10 @@ NO_EFFECT: tuple[NoEffect, ...] = (
     NoEffect("runner.max_prompt_length", "set actor.model.max_prompt_length"),
     NoEffect("runner.overlap_env_bootstrap", "rollout.pipeline_stage_num overlaps simulators and policy"),
     NoEffect("env.{train,eval}.is_eval", "env.eval always plays held-out ids"),
+    NoEffect(
+        "env.{train,eval}.use_fixed_reset_state_ids",
+        "a group shares its drawn id either way: new in every rollout epoch of training, a fixed list in evaluation",
+    ),
     NoEffect("env.{train,eval}.policy_setup", "set actor.model.policy_setup"),
     NoEffect("env.{train,eval}.init_params.num_envs", "total_num_envs counts the environments", only=(None, 1)),
     NoEffect("env.{train,eval}.init_params.max_episode_steps", "set env.train.max_episode_steps and env.eval's"),

@@ -20,7 +20,7 @@ from rlinf.config.derived import (
 )
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.spec import drops_rotation, env_spec
+from rlinf.envs.spec import drops_rotation, env_spec, unread_keys
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
@@ -36,6 +36,8 @@ PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> None:
     """Refuse what cannot run, before anything starts. Only what `purpose` will use is checked."""
     policy = policy_spec(cfg)
+    for line in (*unread_keys(cfg.env.train, "env.train"), *unread_keys(cfg.env.eval, "env.eval")):
+        logger.warning("%s", line)
     _check_runner(cfg)
     if purpose == "collect":
         _check_ids("env.train", cfg.env.train, "demo")
@@ -55,7 +57,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
         _check_algorithm(cfg, policy)
         _check_batches(cfg, plan, policy)
         _check_sharding(cfg, plan)
-        _check_staleness(cfg)
+        _check_staleness(cfg, plan)
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0 or purpose == "quickstart":
         check_fit("env.eval", cfg.env.eval, policy)
         _check_envs("env.eval", cfg.env.eval, plan, policy, groups=False)
@@ -151,10 +153,12 @@ def check_fit(path: str, env: EnvConfig, policy: PolicySpec) -> None:
 
 
 def _check_envs(path: str, env: EnvConfig, plan: Plan, policy: PolicySpec, *, groups: bool) -> None:
-    """Envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes."""
-    total, chunk = env.total_num_envs, policy.num_action_chunks
-    group = env.group_size if groups else 1
-    ranks = {c: len(plan.slots(c)) for c in (COMPONENTS if groups else COMPONENTS[:2])}
+    """Training envs split evenly over ranks and stages with groups whole; chunks fit rollouts and episodes.
+
+    Evaluations spread any number of envs, `groups` False, as evenly as they can.
+    """
+    total, chunk, group = env.total_num_envs, policy.num_action_chunks, env.group_size
+    ranks = {c: len(plan.slots(c)) for c in COMPONENTS} if groups else {}
     stages = {c: 1 if c == "actor" else plan.stages for c in ranks}  # it learns from all of them at once
     unit = math.lcm(*(ranks[c] * stages[c] for c in ranks)) * group
     for component, count in ranks.items():
@@ -288,7 +292,7 @@ def _check_sharding(cfg: Config, plan: Plan) -> None:
         )
 
 
-def _check_staleness(cfg: Config) -> None:
+def _check_staleness(cfg: Config, plan: Plan) -> None:
     """Rollouts beside updates need a loss that knows their age."""
     staleness = cfg.runner.max_staleness
     if staleness > 0 and cfg.runner.weight_sync_interval != 1:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlinf.config.schema import Config
 from rlinf.data.layout import EnvLayout
+from rlinf.envs.spec import env_spec, num_trials
 from rlinf.errors import UserError
 from rlinf.placement.grammar import COMPONENTS, KEY, Slot, place_components
 from rlinf.placement.plan import Mode, Plan
@@ -57,6 +58,12 @@ def acts_with_old_weights(cfg: Config, plan: Plan) -> bool:
     return cfg.runner.max_staleness > 0 or (cfg.runner.weight_sync_interval > 1 and len(plan.rollout_copies) > 0)
 
 
+def num_eval_envs(cfg: Config) -> int:
+    """Envs of an evaluation; where there are fewer trials than env.eval.total_num_envs, the others are not started."""
+    env = cfg.env.eval
+    return min(env.total_num_envs, num_trials(env, env_spec(env, "env.eval")))
+
+
 def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
     """Place every component; `devices` is the accelerators per node, by default those of this machine on every node."""
     if devices is None:
@@ -70,7 +77,7 @@ def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
         rollout=slots["rollout"],
         actor=slots["actor"],
         train_envs=EnvLayout(cfg.env.train.total_num_envs, stages, cfg.env.train.group_size),
-        eval_envs=EnvLayout(cfg.env.eval.total_num_envs, stages),
+        eval_envs=EnvLayout(num_eval_envs(cfg), stages),
         one_process=_one_process(cfg, slots),
         actors_apart=_rolls_out_beside_updates(cfg),
     )

@@ -3,8 +3,9 @@
     env      one simulated world, numbered 0 .. E-1 over all ranks and stages
     group    `group_size` neighbouring envs that start from the same reset id
     stage    a share of the envs that is simulated while the policy acts for the other stages
-    rank     one process of a component; one of env or rollout handles equally many envs in every stage, one of the
-             actor learns from neighbouring groups, whatever their stages
+    rank     one process of a component; one of env or rollout handles equally many envs in every stage (in evaluations
+             as nearly as their number allows: some ranks one less, with few envs some none), one of the actor learns
+             from neighbouring groups, whatever their stages
     epoch    one of the `rollout_epoch` rollouts of a training step
     chunk    the actions of one call of the policy, numbered 0 .. T-1 in an epoch: the T of tensors [T, B, ...]
     column   one env in one epoch: the B of tensors [T, B, ...]
@@ -38,6 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,18 +62,21 @@ class EnvLayout:
     group_size: int = 1
 
     def share(self, ranks: int) -> int:
-        """Envs that each of so many ranks handles in one stage."""
-        return self.num_envs // self.stages // ranks
+        """Envs that each of so many ranks handles in one stage; the most, where they are not equally many."""
+        return max(map(len, self._places(ranks, stage=0)))
 
     def env_ids(self, ranks: int, rank: int, stage: int) -> list[int]:
         """The envs that `rank` of `ranks` handles in a stage, in the order of its batch."""
-        share, group = self.share(ranks), self.group_size
-        places = range(rank * share, (rank + 1) * share)  # within the stage
+        group = self.group_size
+        places = self._places(ranks, stage)[rank]
         return [(place // group * self.stages + stage) * group + place % group for place in places]
 
-    def routes(self, sources: int, targets: int) -> list[list[Piece]]:
-        """For each target rank, the pieces of the source ranks' batches that, one after another, are its own batch."""
-        return _cut(self.share(sources), self.share(targets), targets)
+    def routes(self, sources: int, targets: int, stage: int = 0) -> list[list[Piece]]:
+        """For each target rank, the pieces of the source ranks' batches that, one after another, are its own batch.
+
+        A rank without envs has no pieces. Stages of equally many envs have the same routes.
+        """
+        return _pieces(self._places(sources, stage), self._places(targets, stage))
 
     def experience_routes(self, sources: int, targets: int) -> list[list[Piece]]:
         """For each target rank, the pieces of what the source ranks' envs of all stages lived through that are its own.
@@ -79,7 +84,13 @@ class EnvLayout:
         Places count a rank's envs in the order of their numbers, so that only groups must be whole: 64 envs in groups
         of 8 and two stages fill 4 env ranks, and 8 actors with a group each.
         """
-        return _cut(self.num_envs // sources, self.num_envs // targets, targets)
+        return _pieces(split_evenly(self.num_envs, sources), split_evenly(self.num_envs, targets))
+
+    def _places(self, ranks: int, stage: int) -> list[range]:
+        """The places within a stage that each rank handles: whole groups, whose numbers differ by at most one."""
+        size = self.group_size
+        groups = len(range(stage, self.num_envs // size, self.stages))
+        return [range(part.start * size, part.stop * size) for part in split_evenly(groups, ranks)]
 
 
 @dataclass(frozen=True)
@@ -108,15 +119,22 @@ class Columns:
         return self.part(np.arange(len(self)), stage, epoch).reshape(-1)
 
 
-def _cut(have: int, want: int, targets: int) -> list[list[Piece]]:
-    """Batches of `have` places each, one after another, cut anew into `targets` batches of `want` places."""
+def _pieces(have: list[range], want: list[range]) -> list[list[Piece]]:
+    """For each range of places wanted, the pieces of the ranges at hand that make it up."""
     return [
         [
-            Piece(source, max(first - source * have, 0), min(first + want - source * have, have))
-            for source in range(first // have, (first + want - 1) // have + 1)
+            Piece(source, max(part.start, own.start) - own.start, min(part.stop, own.stop) - own.start)
+            for source, own in enumerate(have)
+            if max(part.start, own.start) < min(part.stop, own.stop)
         ]
-        for first in range(0, targets * want, want)
+        for part in want
     ]
+
+
+def split_evenly(count: int, parts: int) -> list[range]:
+    """Split 0..count-1 into ranges whose sizes differ by at most one."""
+    edges = [count * i // parts for i in range(parts + 1)]
+    return [range(a, b) for a, b in pairwise(edges)]
 
 
 def row_numbers(chunk: int, columns: Any, num_columns: int) -> Any:

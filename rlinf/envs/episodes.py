@@ -82,7 +82,7 @@ class Episode:
 
 
 class TrainIds:
-    """Chooses training ids per group and episode, drawn or in order: a group's members start equal on any rank."""
+    """Chooses a new training id for every group and episode, drawn or in order: members start equal on any rank."""
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, seed: int) -> None:
         self.cfg, self.seed = cfg, seed
@@ -92,7 +92,6 @@ class TrainIds:
     def pick(self, env_id: int, number: int) -> int:
         """The reset id of an env's episode `number`."""
         group = env_id // self.cfg.group_size
-        number = 0 if self.cfg.use_fixed_reset_state_ids else number
         if self.cfg.use_ordered_reset_state_ids:
             return self.ids[(group + number * self.num_groups) % len(self.ids)]
         return self.ids[int(generator(self.seed, "reset", 0, group, number).integers(len(self.ids)))]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from rlinf.data.layout import split_evenly
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.sim_process import SimProcess, SimulatorDiedError, exchange, start_all
 from rlinf.errors import SimulatorError
@@ -153,12 +153,6 @@ class Fleet:
         if self._failures[p] > most:
             raise SimulatorError(f"{text}\ngiven up after {most} restarts in one step (max_restarts)")
         logger.warning("%s\nit starts again; what these episodes did so far does not count", text)
-
-
-def split_evenly(count: int, parts: int) -> list[range]:
-    """Split 0..count-1 into ranges whose sizes differ by at most one."""
-    edges = [count * i // parts for i in range(parts + 1)]
-    return [range(a, b) for a, b in pairwise(edges)]
 
 
 def scene_arrays(

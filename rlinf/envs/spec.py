@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import rlinf.simulators
-from rlinf.envs.config import EnvConfig
+from rlinf.envs.config import SIMULATOR_KEYS, EnvConfig
 from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import PolicySpec
 from rlinf.plugins import SIMULATOR, available, dotted_path, import_plugin
@@ -43,18 +43,40 @@ def find_simulator(env_type: str) -> ModuleType:
 
 
 def env_options(cfg: EnvConfig, where: str = "env.train", origin: Origin | None = None) -> Any:
-    """The simulator's `Options` from init_params and task_suite_name.
+    """The simulator's `Options` from init_params, task_suite_name and those of SIMULATOR_KEYS that it reads.
 
     `where` is the key path of the block and `origin` the file that set a key, both for errors.
     """
-    options = convert(find_simulator(cfg.env_type).Options, cfg.init_params, f"{where}.init_params", origin)
-    if cfg.task_suite_name is None:
-        return options
+    cls = find_simulator(cfg.env_type).Options
+    options = convert(cls, cfg.init_params, f"{where}.init_params", origin)
+    given = {key: value for key, value in _set_keys(cfg).items() if key in _fields(cls)}
+    if cfg.task_suite_name is not None:
+        given["task_suite_name"] = cfg.task_suite_name
     try:
-        return replace(options, task_suite_name=cfg.task_suite_name)
+        return replace(options, **given) if given else options
     except ValueError as error:
-        key = "task_suite_name" if str(error).startswith("task_suite_name") else "init_params"
+        key = next((key for key in given if str(error).startswith(key)), "init_params")
         raise UserError(f"{where}.{key}: {error}") from None
+
+
+def unread_keys(cfg: EnvConfig, where: str) -> Iterator[str]:
+    """One line for every key of the block that is set and that the chosen simulator does not read."""
+    read = _fields(find_simulator(cfg.env_type).Options)
+    for key, value in _set_keys(cfg).items():
+        if key not in read:
+            readers = [name for name in own_simulators() if key in _fields(find_simulator(name).Options)]
+            who = f"read by {', '.join(readers)}" if readers else "no simulator of rlinf reads it"
+            yield f"{where}.{key}={value!r} has no effect on env_type={cfg.env_type}; {who}"
+
+
+def _set_keys(cfg: EnvConfig) -> dict[str, Any]:
+    """Those of SIMULATOR_KEYS that differ from their default."""
+    return {key: getattr(cfg, key) for key in SIMULATOR_KEYS if getattr(cfg, key) != getattr(EnvConfig(), key)}
+
+
+def _fields(cls: type) -> set[str]:
+    """Names of a dataclass's fields."""
+    return {f.name for f in fields(cls)}
 
 
 def env_spec(cfg: EnvConfig, where: str = "env.train") -> EnvSpec:
@@ -97,11 +119,14 @@ def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:
 
 def eval_trials(cfg: EnvConfig, spec: EnvSpec) -> list[int]:
     """The held-out reset ids an evaluation plays, once each, in order; a subset is spread evenly over the suite."""
-    held_out = spec.reset_ids["eval"]
-    wanted = cfg.num_trials
+    held_out, wanted = spec.reset_ids["eval"], num_trials(cfg, spec)
+    return [held_out[i * len(held_out) // wanted] for i in range(wanted)]
+
+
+def num_trials(cfg: EnvConfig, spec: EnvSpec) -> int:
+    """How many trials an evaluation plays: as many as asked for, or as there are."""
+    held_out, wanted = len(spec.reset_ids["eval"]), cfg.num_trials
     if wanted == 0:
         episodes_per_rollout = max(1, cfg.max_steps_per_rollout_epoch // cfg.max_episode_steps)
         wanted = cfg.total_num_envs * episodes_per_rollout * cfg.rollout_epoch
-    if wanted == -1 or wanted >= len(held_out):
-        return list(held_out)
-    return [held_out[i * len(held_out) // wanted] for i in range(wanted)]
+    return held_out if wanted == -1 else min(wanted, held_out)

@@ -8,6 +8,17 @@ from rlinf.data.types import EpisodeRecord
 from rlinf.metrics.names import episode_metric, task_metric
 from rlinf.metrics.stats import Rate
 
+PER_TASK = ("success_once", "success_at_end", "return", "episode_len")
+
+
+def evaluation_metrics(
+    records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, float]:
+    """`eval/...` of an evaluation's episodes, with the interval of their success."""
+    rate = Rate.of(r.success_once for r in records)
+    interval = {"success_low": rate.low, "success_high": rate.high}
+    return {f"eval/{name}": value for name, value in (summarise(records, groups) | interval).items()}
+
 
 def summarise(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:
     """Means over episodes, over each task's where there are several, over groups of tasks; empty without episodes."""
@@ -18,7 +29,8 @@ def summarise(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[st
     if len(tasks) > 1:
         for task, own in tasks.items():
             means = _means(own)
-            metrics |= {task_metric(task, name): means[name] for name in ("success_once", "success_at_end")}
+            metrics |= {task_metric(task, name): means[name] for name in PER_TASK}
+            metrics[task_metric(task, "num_trajectories")] = float(len(own))
     rates = group_rates(records, groups or {})
     if rates:
         metrics |= {f"group/{name}/success_once": rate.rate for name, rate in rates.items()}

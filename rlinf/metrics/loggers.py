@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import yaml
 
@@ -27,20 +27,34 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+class Opened(NamedTuple):
+    """What a backend is opened with."""
+
+    cfg: LoggerConfig
+    config_dict: Mapping[str, Any]  # of the whole run
+    resume_step: int | None
+    appends: bool = False
+
+
 class MetricLogger:
     """Writes each step's metrics, under canonical names and aliases, to metrics.jsonl and the chosen backends.
 
     A step is logged once, before its checkpoint is saved: a run resumed at `resume_step` then finds every earlier line.
-    `resume_step` None or 0 starts a new metrics.jsonl and keeps an old one under another name.
+    `resume_step` None or 0 starts a new metrics.jsonl and keeps an old one under another name; with `appends`, as in an
+    evaluation of an earlier run's checkpoint, what the folder holds stays as it is and lines are added.
     """
 
-    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], *, resume_step: int | None) -> None:
+    def __init__(
+        self, cfg: LoggerConfig, config_dict: Mapping[str, Any], *, resume_step: int | None, appends: bool = False
+    ) -> None:
         check_backends(cfg)
         folder = Path(cfg.log_path)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_yaml(folder / "config.yaml", config_dict)
-        self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step=resume_step)
-        self._backends = {name: BACKENDS[name](cfg, config_dict, resume_step) for name in cfg.logger_backends}
+        if not (appends and (folder / "config.yaml").exists()):
+            _write_yaml(folder / "config.yaml", config_dict)
+        self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step=resume_step, appends=appends)
+        opened = Opened(cfg, config_dict, resume_step, appends)
+        self._backends = {name: BACKENDS[name](opened) for name in cfg.logger_backends}
         self._warned: set[str] = set()
 
     @property
@@ -74,12 +88,14 @@ class MetricLogger:
 
 
 class JsonlLog:
-    """metrics.jsonl: one JSON object per step, in rising order; not finite values are null."""
+    """metrics.jsonl: one JSON object per step, in rising order within a run; not finite values are null."""
 
-    def __init__(self, path: Path, *, resume_step: int | None) -> None:
+    def __init__(self, path: Path, *, resume_step: int | None, appends: bool = False) -> None:
         self.last_step = -1
         if path.exists():
-            if not resume_step:
+            if appends:
+                _drop_after(path, None)  # only a line that was cut short
+            elif not resume_step:
                 path.rename(_unused_name(path))
             else:
                 self.last_step = _drop_after(path, resume_step)
@@ -108,13 +124,14 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 class TensorBoardBackend:
     """`<log_path>/tensorboard`, with the resolved config beside the events."""
 
-    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
+    def __init__(self, opened: Opened) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = Path(cfg.log_path) / "tensorboard"
-        purge = resume_step + 1 if resume_step else None
+        folder, resume_step = Path(opened.cfg.log_path) / "tensorboard", opened.resume_step
+        purge = resume_step + 1 if resume_step and not opened.appends else None
         self._writer = SummaryWriter(str(folder), purge_step=purge)
-        _write_yaml(folder / "config.yaml", config_dict)
+        if not (opened.appends and (folder / "config.yaml").exists()):
+            _write_yaml(folder / "config.yaml", opened.config_dict)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -126,15 +143,21 @@ class TensorBoardBackend:
 
 
 class WandbBackend:
-    """`<log_path>/wandb`; offline unless asked (`wandb sync` sends it later). A resumed run keeps its id."""
+    """`<log_path>/wandb`; offline unless asked (`wandb sync` sends it later). A resumed run keeps its id.
 
-    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
+    A run that appends has an id of its own, for Weights & Biases takes steps in rising order only.
+    """
+
+    def __init__(self, opened: Opened) -> None:
         import wandb
 
+        cfg, run_id = opened.cfg, uuid.uuid4().hex[:8]
         id_file = Path(cfg.log_path) / "wandb" / "run_id"
-        if not resume_step or not id_file.exists():
-            id_file.parent.mkdir(parents=True, exist_ok=True)
-            id_file.write_text(uuid.uuid4().hex[:8])
+        id_file.parent.mkdir(parents=True, exist_ok=True)
+        if opened.resume_step and id_file.exists() and not opened.appends:
+            run_id = id_file.read_text()
+        elif not opened.appends:
+            id_file.write_text(run_id)
         proxy: dict[str, Any] = (
             {"http_proxy": cfg.wandb_proxy, "https_proxy": cfg.wandb_proxy} if cfg.wandb_proxy else {}
         )
@@ -146,8 +169,8 @@ class WandbBackend:
                 entity=cfg.wandb_entity,
                 dir=cfg.log_path,
                 mode=cfg.wandb_mode,
-                config=dict(config_dict),
-                id=id_file.read_text(),
+                config=dict(opened.config_dict),
+                id=run_id,
                 resume="allow",
                 settings=wandb.Settings(**proxy),
             ),
@@ -163,9 +186,10 @@ class WandbBackend:
 class SwanlabBackend:
     """`<log_path>/swanlab`; each start, resumed ones too, is a run of its own there."""
 
-    def __init__(self, cfg: LoggerConfig, config_dict: Mapping[str, Any], resume_step: int | None) -> None:
+    def __init__(self, opened: Opened) -> None:
         import swanlab
 
+        cfg = opened.cfg
         folder = Path(cfg.log_path) / "swanlab"
         folder.mkdir(parents=True, exist_ok=True)
         self._run = _start(
@@ -175,7 +199,7 @@ class SwanlabBackend:
                 experiment_name=cfg.experiment_name,
                 logdir=str(folder),
                 mode=cfg.swanlab_mode,
-                config=dict(config_dict),
+                config=dict(opened.config_dict),
             ),
         )
 
@@ -186,8 +210,11 @@ class SwanlabBackend:
         self._run.finish()
 
 
-Maker = Callable[[LoggerConfig, Mapping[str, Any], int | None], Backend]
-BACKENDS: dict[str, Maker] = {"tensorboard": TensorBoardBackend, "wandb": WandbBackend, "swanlab": SwanlabBackend}
+BACKENDS: dict[str, Callable[[Opened], Backend]] = {
+    "tensorboard": TensorBoardBackend,
+    "wandb": WandbBackend,
+    "swanlab": SwanlabBackend,
+}
 
 
 def check_backends(cfg: LoggerConfig) -> None:
@@ -226,10 +253,10 @@ def _unused_name(path: Path) -> Path:
     return other
 
 
-def _drop_after(path: Path, resume_step: int) -> int:
-    """Drop the lines of steps the resumed run will play again; returns the last step kept."""
-    kept = [row for row in read_jsonl(path) if row["step"] <= resume_step]
+def _drop_after(path: Path, resume_step: int | None) -> int:
+    """Drop the lines of steps the resumed run will play again, None for no step; returns the last step kept."""
+    kept = [row for row in read_jsonl(path) if resume_step is None or row["step"] <= resume_step]
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     os.replace(temporary, path)
-    return kept[-1]["step"] if kept else -1
+    return max((row["step"] for row in kept), default=-1)

@@ -63,7 +63,12 @@ _TRAIN = (
         "share",
         "entries dropped because proximal / behaviour passed its threshold (decoupled_actor_critic)",
     ),
-    Metric("train/actor/entropy_loss", "nats", "mean policy entropy", aliases=("train/entropy_loss",)),
+    Metric(
+        "train/actor/entropy_loss",
+        "nats",
+        "mean policy entropy; 0 where the policy's noise is not learned",
+        aliases=("train/entropy_loss",),
+    ),
     Metric("train/actor/grad_norm", "norm", "gradient norm before clipping", aliases=("actor/grad_norm",)),
     Metric("train/actor/lr", "1", "learning rate of the policy", "last"),
     Metric(
@@ -111,8 +116,10 @@ def _episode_rows(prefix: str, whose: str) -> tuple[Metric, ...]:
     return (
         Metric(f"{prefix}/success_once", "share", f"{whose} that succeeded at any step"),
         Metric(f"{prefix}/success_at_end", "share", f"{whose} that were successful at their last step"),
-        Metric(f"{prefix}/fail_once", "share", f"{whose} that failed at any step (simulators that define failure)"),
-        Metric(f"{prefix}/fail_at_end", "share", f"{whose} that were failed at their last step"),
+        Metric(
+            f"{prefix}/fail_once", "share", f"{whose} that failed at any step (where one can fail: CALVIN, official)"
+        ),
+        Metric(f"{prefix}/fail_at_end", "share", f"{whose} that were failed at their last step (as fail_once)"),
         Metric(f"{prefix}/return", "reward", f"mean sum of rewards of {whose}"),
         Metric(f"{prefix}/reward", "reward", f"mean reward per step of {whose}"),
         Metric(f"{prefix}/episode_len", "steps", f"mean steps of {whose} until their first end"),
@@ -289,7 +296,9 @@ Printed by `python -m rlinf.metrics.names`; edit `rlinf/metrics/names.py`, not t
 Every line of `metrics.jsonl` and every logger backend holds the canonical name and, with the same value, its aliases:
 the names of older guides. `actor/loss` is the policy loss, as those guides describe it; `train/loss` is the total.
 `rollout/returns_mean` is the critic's target (a discounted return); the return of whole episodes is `env/return`.
-A run logs the rows that apply to it: no critic, no `train/critic/...`; no evaluation in a step, no `eval/...`.
+A run logs the rows that apply to it: no critic, no `train/critic/...`; no evaluation in a step, no `eval/...`; one
+task, no `.../task/...`; no notion of failure in the simulator, no `.../fail_once`. A run that only evaluates logs one
+line, at the checkpoint's step, to every backend.
 
 Reduction says how the values of micro batches and ranks become one number. A mean is weighted by the number of unmasked
 entries (or episodes) behind each value; a timer sums within a rank and shows the slowest rank. Timers of workers count

@@ -62,8 +62,7 @@ def step_metrics(
     out = {f"time/{name}": seconds for name, seconds in times.items()}
     for role in COMPONENTS:
         out |= {f"time/{role}/{name}": seconds for name, seconds in worker_seconds(role, used.busy[role]).items()}
-        if evaluating is not None and role in LOOP:
-            out[f"time/{role}/evaluate"] = max(map(_total, evaluating.busy[role]))
+    out |= {} if evaluating is None else evaluation_seconds(evaluating)
     # Rollouts that run beside an update last longer than the wait for them.
     rollout_seconds = max(times["generate_rollouts"], out["time/env/interact"], out["time/rollout/generate"])
     idle = idle_shares(plan, used.busy, times["step"] - times.get("eval", 0.0)).values()
@@ -73,6 +72,11 @@ def step_metrics(
         "time/env_steps_per_second": env_steps / rollout_seconds,
         "messages/bytes": float(used.bytes_moved),
     }
+
+
+def evaluation_seconds(evaluating: Usage) -> dict[str, float]:
+    """What an evaluation cost the workers that play it."""
+    return {f"time/{role}/evaluate": max(map(_total, evaluating.busy[role])) for role in LOOP}
 
 
 def worker_seconds(role: str, ranks: Sequence[Seconds]) -> dict[str, float]:

@@ -57,7 +57,7 @@ def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
     """Write report.html (into the run's folder unless told otherwise) and return its path."""
     out = out or run_dir / "report.html"
     metrics = run_dir / "metrics.jsonl"
-    rows = read_jsonl(metrics) if metrics.exists() else []
+    rows = sorted(read_jsonl(metrics), key=lambda row: row["step"]) if metrics.exists() else []
     evaluations = _read_evaluations(run_dir)
     summary = json.loads((run_dir / "summary.json").read_text()) if (run_dir / "summary.json").exists() else {}
     if not rows and not evaluations and not summary:
@@ -92,7 +92,8 @@ def _read_evaluations(run_dir: Path) -> list[Evaluation]:
 
 
 def _head(run_dir: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
-    steps = f"{rows[-1]['step']} training steps" if rows else "no training steps"
+    trained = [row["step"] for row in rows if any(name.startswith(("train/", "env/")) for name in row)]
+    steps = f"{trained[-1]} training steps" if trained else "no training steps"
     seconds = sum(row.get("time/step") or 0.0 for row in rows)
     out = [
         f"<h1>{escape(run_dir.resolve().name)}</h1>",
@@ -249,5 +250,6 @@ def _points(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[float, floa
 
 
 def _mean(rows: Sequence[dict[str, Any]], name: str) -> float:
-    """Mean over all steps; a step without the phase spent nothing on it."""
-    return sum(row.get(name) or 0.0 for row in rows) / len(rows) if rows else 0.0
+    """Mean over all training steps; a step without the phase spent nothing on it."""
+    steps = [row for row in rows if "time/step" in row]
+    return sum(row.get(name) or 0.0 for row in steps) / len(steps) if steps else 0.0

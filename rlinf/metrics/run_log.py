@@ -12,7 +12,7 @@ from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.errors import UserError
 from rlinf.metrics.console import RunConsole
-from rlinf.metrics.episode_summary import group_rates, own_metrics, summarise, task_rates
+from rlinf.metrics.episode_summary import evaluation_metrics, group_rates, own_metrics, task_rates
 from rlinf.metrics.loggers import MetricLogger, check_backends
 from rlinf.metrics.names import expand, guide_name
 from rlinf.metrics.report import write_report
@@ -41,15 +41,14 @@ class RunLog:
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.folder = Path(cfg.runner.logger.log_path)
-        if not cfg.runner.only_eval:
-            check_backends(cfg.runner.logger)
+        check_backends(cfg.runner.logger)
         try:
             self.console = RunConsole(self.folder)
         except OSError as error:
             raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
-        self.last_metrics: dict[str, float] = {}  # of the last training step
+        self.last_metrics: dict[str, float] = {}  # of the last training step, or of the evaluation that was the run
         self.last_records: Sequence[EpisodeRecord] = ()  # of the last evaluation
 
     def start(self, first_step: int, total_steps: int) -> None:
@@ -61,6 +60,14 @@ class RunLog:
         self.last_metrics = metrics
         self._open(step).log(step, metrics)
         self.console.step(step, metrics)
+
+    def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """Log an evaluation that is no part of a training run: it changes nothing that the folder holds."""
+        self.last_metrics = metrics
+        if self.logger is None:
+            settings = self.cfg.runner.logger
+            self.logger = MetricLogger(settings, asdict(self.cfg), resume_step=step, appends=True)
+        self.logger.log(step, metrics)
 
     def evaluated(
         self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
@@ -75,7 +82,7 @@ class RunLog:
         rate = Rate.of(r.success_once for r in records)
         rates, own = group_rates(records, groups or {}), own_metrics(records)
         tasks = task_rates(records, groups or {})
-        metrics = {f"eval/{name}": value for name, value in summarise(records, groups).items()}
+        metrics = evaluation_metrics(records, groups)
         path = folder / f"step_{step}.json"
         path.write_text(
             json.dumps(

@@ -104,16 +104,16 @@ class Plan:
         return self.train_envs if mode == "train" else self.eval_envs
 
     def num_envs(self, component: str, mode: Mode = "train") -> int:
-        """Envs one rank of `component` handles in one stage."""
+        """Envs one rank of `component` handles in one stage; the most, where an evaluation spreads them unevenly."""
         return self.envs(mode).share(len(self.slots(component)))
 
     def env_ids(self, component: str, rank: int, stage: int, mode: Mode = "train") -> list[int]:
         """Global numbers of the envs a rank handles in a stage (data/layout.py draws them)."""
         return self.envs(mode).env_ids(len(self.slots(component)), rank, stage)
 
-    def routes(self, src: str, dst: str, mode: Mode = "train") -> list[list[Piece]]:
-        """For each rank of `dst`, the pieces of the batches of `src` ranks that make up its own."""
-        return self.envs(mode).routes(len(self.slots(src)), len(self.slots(dst)))
+    def routes(self, src: str, dst: str, mode: Mode = "train", stage: int = 0) -> list[list[Piece]]:
+        """For each rank of `dst`, the pieces of the batches of `src` ranks that make up its own in a stage."""
+        return self.envs(mode).routes(len(self.slots(src)), len(self.slots(dst)), stage)
 
     @property
     def experience_routes(self) -> list[list[Piece]]:

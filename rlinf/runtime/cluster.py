@@ -49,7 +49,12 @@ class Cluster(Protocol):
 
 
 def merge(values: Sequence[Any], route: Route) -> Any:
-    """The rows of each value that its piece of the route names, one after another; a single whole one is not copied."""
+    """The rows of each value that its piece of the route names, one after another; a single whole one is not copied.
+
+    None for a rank without rows: its route has no pieces.
+    """
+    if not route:
+        return None
     if len(values) == 1 and route[0][1:] == (0, len(values[0])):
         return values[0]
     parts = [value[first:end] for value, (_, first, end) in zip(values, route, strict=True)]

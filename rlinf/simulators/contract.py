@@ -2,7 +2,9 @@
 
 A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, or anywhere by its dotted path. Its
 `__init__.py` offers
-- `Options`, a frozen dataclass: every key that `env.{train,eval}.init_params` may hold, plus `task_suite_name`;
+- `Options`, a frozen dataclass: every key that `env.{train,eval}.init_params` may hold, plus `task_suite_name`, plus
+  those of `center_crop`, `use_custom_reward`, `assets_path`, `seeds_path` and `task_config` that the simulator reads
+  from the block itself: where a field has that name, it takes the block's value, else a value is warned of;
 - `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
 - `Scene(options)`, a `Simulator`;
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
@@ -129,9 +131,10 @@ class ChunkResult:
     rewards: Array  # f32 [C] the benchmark's own reward level before differencing (0/1 success for sparse tasks)
     success: Array  # bool [C]
     done: Array  # bool [C]; terminal for reasons other than success
-    steps: int  # actions executed; less than C when told to stop at success
-    # Quantities of the episode so far. One named like an episode metric (metrics/names.py: avg_len,
+    steps: int  # actions executed; less than C when told to stop at success, or where the policy must look again
+    # Quantities of the episode so far. One named like an episode metric (metrics/names.py: avg_len, fail_once,
     # task/<task>/success_once) is that metric, averaged over the episodes that hold it; another is extra/<name>.
+    # A simulator in which an episode can fail tells fail_once and fail_at_end, 0 or 1, from the first step on.
     info: dict[str, float] = field(default_factory=dict)
     frames: list[Array] = field(default_factory=list)  # u8 [H, W, 3] per executed step, only while a video records
 
@@ -163,7 +166,7 @@ class Simulator(Protocol):
         """What the episode counts as in tables: a member of EnvSpec.tasks, or the name of a chain of them."""
 
     def step_chunk(self, actions: Array, *, stop_on_success: bool, record: bool) -> ChunkResult:
-        """Execute actions f32 [C, A] in the simulator's convention; frames are rendered only when `record`."""
+        """Execute actions f32 [C, A] in the simulator's convention, at least one; frames only when `record`."""
 
     def observe(self) -> SceneObservation:
         """What the scene shows now; called once per chunk."""
@@ -240,6 +243,10 @@ class ReplayScene(ABC):
         """Quantities of the episode so far, for ChunkResult.info."""
         return {}
 
+    def must_look(self) -> bool:
+        """Whether the policy must see the scene before the next action: the rest of the chunk is then not played."""
+        return False
+
     def reset(self, reset_id: int) -> None:
         """As Simulator.reset."""
         self.reset_id, self._history = int(reset_id), []
@@ -253,7 +260,7 @@ class ReplayScene(ABC):
             result.rewards[i], result.success[i], result.done[i], result.steps = reward, success, done, i + 1
             if record:
                 result.frames.append(self.frame())
-            if stop_on_success and (success or done):
+            if (stop_on_success and (success or done)) or self.must_look():
                 break
         self._history.append(np.array(actions[: result.steps], np.float32))
         result.info = self.info()

@@ -185,7 +185,7 @@ class ActorWorker(Worker):
         new = self.parallel.evaluate(
             {k: take(v) for k, v in traj.replay.items()},
             values=self.traits.uses_critic,
-            entropy=cfg.entropy_bonus != 0,
+            entropy=True,
             cache=cache.get(micro.rows) if cache is not None and micro.cached else None,
         )
         old_logprobs = take(traj.logprobs)

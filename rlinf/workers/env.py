@@ -32,11 +32,14 @@ class EnvWorker(Worker):
         if runner.only_eval or runner.val_check_interval > 0:
             check_setup(self.cfg.env.eval, "env.eval")
 
-    def begin(self, *, mode: Mode, stage: int, new_step: bool = True) -> EnvStep:
+    def begin(self, *, mode: Mode, stage: int, new_step: bool = True) -> EnvStep | None:
         """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running.
 
-        `new_step`: it is the first of a training step, or an evaluation.
+        `new_step`: it is the first of a training step, or an evaluation. None where this rank has no envs in the
+        stage, which happens in evaluations of few.
         """
+        if not self.plan.env_ids("env", self.rank, stage, mode):
+            return None
         env = self._env(mode, stage)
         if mode == "train" and self.cfg.env.train.auto_reset and (mode, stage) in self._last:
             if new_step:
@@ -46,8 +49,10 @@ class EnvWorker(Worker):
         self._last[mode, stage] = env.reset(new_step=new_step)
         return self._last[mode, stage]
 
-    def step(self, actions: torch.Tensor, *, mode: Mode, stage: int) -> EnvStep:
-        """Execute one chunk of actions, f32 [B, C, A] in the policy's convention."""
+    def step(self, actions: torch.Tensor | None, *, mode: Mode, stage: int) -> EnvStep | None:
+        """Execute one chunk of actions, f32 [B, C, A] in the policy's convention; None where there are no envs."""
+        if actions is None:
+            return None
         env = self._env(mode, stage)
         self._last[mode, stage] = env.chunk_step(self._bridges[mode].to_env(actions))
         self._episodes += env.drain_episodes()
@@ -55,7 +60,7 @@ class EnvWorker(Worker):
 
     def finished(self, *, stage: int) -> bool:
         """Whether every evaluation trial of this stage has been played."""
-        return self._env("eval", stage).done
+        return ("eval", stage) not in self._envs or self._env("eval", stage).done
 
     def drain_episodes(self) -> list[EpisodeRecord]:
         """The episodes that ended since the last call, in order of their envs."""

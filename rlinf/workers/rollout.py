@@ -62,8 +62,10 @@ class RolloutWorker(Worker):
         """Move the copy back to the device; bytes moved."""
         return self._host_buffer.restore()
 
-    def predict(self, step: EnvStep, *, mode: Mode, stage: int, at: ChunkIndex) -> torch.Tensor:
-        """Actions f32 [B, C, A] for the envs of one stage."""
+    def predict(self, step: EnvStep | None, *, mode: Mode, stage: int, at: ChunkIndex) -> torch.Tensor | None:
+        """Actions f32 [B, C, A] for the envs of one stage; None where this rank has none."""
+        if step is None:
+            return None
         env_ids = self.plan.env_ids("rollout", self.rank, stage, mode)
         if mode == "train":
             self._before_chunk(step, stage, at)

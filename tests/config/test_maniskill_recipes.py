@@ -8,6 +8,8 @@ import pytest
 
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
+from rlinf.envs.episodes import TrainIds
+from rlinf.envs.spec import env_spec
 from tests.config.test_recipes import ALGORITHM, CONFIGS, FSDP, LOG, OPTIM, RUNNER, assert_holds
 
 INIT: dict[str, Any] = {
@@ -217,3 +219,14 @@ def test_flow_recipes_hold_what_is_published(name: str, path: str, update_epoch:
     }
     assert_holds(cfg, expected)
     assert_holds(cfg.actor.model, {"openpi": flow})
+
+
+def test_groups_train_on_fresh_ids_in_every_rollout() -> None:
+    """`use_fixed_reset_state_ids: true` of the published file means that a group shares its id, not that ids stay."""
+    published = ["env.train.use_fixed_reset_state_ids=true", "actor.model.size=compact"]
+    cfg = load_config("maniskill_grpo_openvlaoft", published, purpose="plan", devices=[8])
+    env = cfg.env.train
+    ids = TrainIds(env, env_spec(env), seed=0)
+    drawn = [[ids.pick(env_id, rollout) for env_id in range(env.total_num_envs)] for rollout in range(20)]
+    assert all(len(set(rollout[first : first + 8])) == 1 for rollout in drawn for first in range(0, 256, 8))
+    assert len({reset_id for rollout in drawn for reset_id in rollout}) > 0.99 * 20 * 256 / 8

@@ -95,6 +95,26 @@ def test_experience_of_all_stages_is_dealt_out_in_whole_groups(sources: int, tar
     assert len({tuple(pair) for part in learnt for pair in part.tolist()}) == 64 * epochs
 
 
+@pytest.mark.parametrize("num_envs", [1, 5, 7, 50, 500])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_any_number_of_envs_spreads_over_any_ranks_and_stages(num_envs: int, ranks: int, stages: int) -> None:
+    envs = EnvLayout(num_envs, stages)
+    shares = {
+        (rank, stage): envs.env_ids(ranks, rank, stage)
+        for rank, stage in itertools.product(range(ranks), range(stages))
+    }
+    assert sorted(itertools.chain(*shares.values())) == list(range(num_envs))
+    sizes = {len(ids) for ids in shares.values()}
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == envs.share(ranks)
+    for targets, stage in itertools.product((1, 2, 5, 8), range(stages)):
+        for target, route in enumerate(envs.routes(ranks, targets, stage)):
+            assert all(first < end for _, first, end in route)
+            pieces = [shares[source, stage][first:end] for source, first, end in route]
+            assert list(itertools.chain(*pieces)) == envs.env_ids(targets, target, stage)
+
+
 def test_rows_and_back() -> None:
     chunks, columns = chunk_and_column(np.arange(21), 7)
     assert row_numbers(chunks, columns, 7).tolist() == list(range(21))

@@ -123,6 +123,43 @@ def test_a_finished_chain_pays_no_more(scene: Scene, monkeypatch: pytest.MonkeyP
     assert scene.step_chunk(np.tile(STILL, (9, 1)), stop_on_success=True, record=False).steps == 5
 
 
+@pytest.mark.parametrize(("protocol", "compat"), [("official", False), ("official", True), ("rl", False)])
+def test_a_solved_subtask_ends_the_chunk_in_the_official_protocol(protocol: Any, compat: bool) -> None:
+    """As the benchmark's evaluator, which asks the policy at once; elsewhere the rest of the chunk is played."""
+    made = Scene(Options(**SMALL, protocol=protocol, compat=compat))
+    made.reset(chain_id(LED_FIRST))
+    result = made.step_chunk(press_button(), stop_on_success=True, record=False)
+    state, facts = made.get_state(), made.world.scene_obs()
+    made.set_state(state)
+    again = made.world.scene_obs()
+    made.close()
+    at_once = protocol == "official" and not compat
+    assert result.steps == (int(result.rewards.argmax()) + 1 if at_once else 20)
+    assert result.rewards.sum() == 1
+    assert made.chain.task == "open_drawer"
+    assert np.array_equal(again, facts)
+
+
+def test_an_official_evaluation_plays_all_trials_though_chunks_end_early() -> None:
+    env = make_env(trials=[chain_id(LED_FIRST)], chunk=20, max_episode_steps=1800, init_params={"protocol": "official"})
+    try:
+        env.reset()
+        step = env.chunk_step(torch.from_numpy(press_button())[None])
+        played = int(step.valid.sum())
+        assert played < 20
+        assert step.valid[0].tolist() == [True] * played + [False] * (20 - played)
+        assert step.obs.task_descriptions == ["pull the handle to open the drawer"]
+        assert not step.terminated.any()
+        assert not step.lost.any()
+        while not env.done:
+            env.chunk_step(torch.from_numpy(np.tile(STILL, (1, 20, 1))))
+        (record,) = env.drain_episodes()
+    finally:
+        env.close()
+    assert record.steps == played + 360
+    assert record.extra["fail_once"] == record.extra["fail_at_end"] == 1.0
+
+
 def test_the_official_protocol_ends_a_subtask_after_360_steps() -> None:
     made = Scene(Options(**SMALL, protocol="official"))
     made.reset(chain_id(LED_FIRST))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,31 +35,30 @@ def play(name: str, obj_set: str, episode_id: int) -> Episode:
 
 
 @pytest.mark.parametrize(
-    ("name", "train", "test"),
+    ("name", "train", "test", "everything"),
     [
-        ("Main-v3", 802816, 141120),
-        ("VisionImage-v1", 802816, 250880),
-        ("VisionTexture03-v1", 802816, 12845056),
-        ("VisionTexture05-v1", 802816, 12845056),
-        ("VisionWhole03-v1", 802816, 12845056),
-        ("VisionWhole05-v1", 802816, 12845056),
-        ("Carrot-v1", 802816, 451584),
-        ("Plate-v1", 802816, 12845056),
-        ("Instruct-v1", 802816, 12845056),
-        ("MultiCarrot-v1", 32317440, 9695232),
-        ("MultiPlate-v1", 45244416, 678666240),
-        ("Position-v1", 802816, 643072),
-        ("EEPose-v1", 802816, 11540480000),
-        ("PositionChangeTo-v1", 802816, 2154496),
-        ("Single-v1", 3136, 3136),
-        ("MainCarrot-v3", 50176, 28224),
-        ("MainImage-v3", 50176, 15680),
+        ("Main-v3", 802816, 141120, 25 * 1 * 21 * 784 * 4),
+        ("VisionImage-v1", 802816, 250880, 16 * 1 * 21 * 784 * 4),
+        ("VisionTexture03-v1", 802816, 12845056, 16 * 1 * 17 * 16 * 784 * 4),
+        ("VisionTexture05-v1", 802816, 12845056, 16 * 1 * 17 * 16 * 784 * 4),
+        ("VisionWhole03-v1", 802816, 12845056, 16 * 1 * 17 * 16 * 784 * 4),
+        ("VisionWhole05-v1", 802816, 12845056, 16 * 1 * 17 * 16 * 784 * 4),
+        ("Carrot-v1", 802816, 451584, 25 * 1 * 16 * 784 * 4),
+        ("Plate-v1", 802816, 12845056, 16 * 17 * 16 * 784 * 4),
+        ("Instruct-v1", 802816, 12845056, 16 * 1 * 17 * 16 * 784 * 4),
+        ("MultiCarrot-v1", 32317440, 9695232, 25 * 1 * 24 * 16 * 2104 * 4),
+        ("MultiPlate-v1", 45244416, 678666240, 16 * 17 * 16 * 21 * 2104 * 4),
+        ("Position-v1", 802816, 643072, 16 * 1 * 16 * (784 + 628) * 8),
+        ("EEPose-v1", 802816, 11540480000, 16 * 1 * 14376 * 16 * 784 * 4),
+        ("PositionChangeTo-v1", 2154496, 2154496, 2154496),
+        ("Single-v1", 3136, 3136, 3136),
+        ("MainCarrot-v3", 50176, 28224, 25 * 1 * 784 * 4),
+        ("MainImage-v3", 50176, 15680, 1 * 21 * 784 * 4),
     ],
 )
-def test_number_of_ids(name: str, train: int, test: int) -> None:
-    assert variant(PREFIX + name, "train").total == train
-    assert variant(PREFIX + name, "test").total == test
-    for obj_set, total in (("train", train), ("test", test)):
+def test_number_of_ids(name: str, train: int, test: int, everything: int) -> None:
+    for obj_set, total in (("train", train), ("test", test), ("all", everything)):
+        assert variant(PREFIX + name, obj_set).total == total
         first, last = play(name, obj_set, 0), play(name, obj_set, total - 1)
         assert (first.object.index, last.object.index) == (
             variant(PREFIX + name, obj_set).objects.first,
@@ -68,9 +68,28 @@ def test_number_of_ids(name: str, train: int, test: int) -> None:
             play(name, obj_set, total)
 
 
-def test_seventeen_ids_and_main_with_everything() -> None:
+def test_seventeen_ids() -> None:
     assert len(ENV_IDS) == 17
-    assert variant(PREFIX + "Main-v3", "all").total == 25 * 1 * 21 * 784 * 4
+
+
+def test_training_starts_of_the_position_tests_are_dropped_from_their_heights() -> None:
+    """Position-v1 from 0.95 m in the trained grid, PositionChangeTo-v1 from 0.95 and 0.92 m on the three-place grid."""
+    for name, heights, places in (("Position-v1", (0.95, 0.95), 784), ("PositionChangeTo-v1", (0.95, 0.92), 2104)):
+        start = play(name, "train", 4321)
+        assert (start.object.position[2], start.plate.position[2]) == heights
+        assert variant(PREFIX + name, "train").radices[-2] == places
+
+
+def test_all_holds_training_and_test() -> None:
+    """Of each digit: the first members are those of training, the last those of the test."""
+    assert play("EEPose-v1", "all", 0).qpos == START_QPOS
+    assert play("EEPose-v1", "all", 1 * 16 * 3136).qpos == play("EEPose-v1", "test", 0).qpos
+    ring = play("Position-v1", "all", variant(PREFIX + "Position-v1", "all").total - 1)
+    outer = play("Position-v1", "test", variant(PREFIX + "Position-v1", "test").total - 1)
+    assert (ring.object, ring.plate) == (outer.object, outer.plate)
+    assert play("PositionChangeTo-v1", "all", 77) == replace(play("PositionChangeTo-v1", "test", 77), obj_set="all")
+    pairs = [play("MultiPlate-v1", "all", (p * 16 + e) * 21 * 2104 * 4) for p in range(17) for e in range(16)]
+    assert len({(p.plate.index, p.extra_plate.index) for p in pairs if p.extra_plate}) == 17 * 16
 
 
 def test_places() -> None:
@@ -273,7 +292,7 @@ def test_sizes() -> None:
     [
         ({"id": "PutOnPlateInScene25Main-v1"}, "did you mean 'PutOnPlateInScene25Main-v3'"),
         ({"id": "Plate"}, "known: PutOnPlateInScene25 \\+ Main-v3, VisionImage-v1"),
-        ({"id": PREFIX + "Carrot-v1", "obj_set": "all"}, "obj_set='all' must be train or test for .*Carrot-v1"),
+        ({"id": PREFIX + "Carrot-v1", "obj_set": "trained"}, "obj_set='trained' must be 'train' or 'test' or 'all'"),
         ({"control_mode": "pd_joint_pos"}, "control_mode='pd_joint_pos' must be null or arm_pd_ee_target_delta_pose"),
         ({"sensor_configs": {"shader_pack": "minimum"}}, "shader_pack='minimum' must be .*did you mean 'minimal'"),
         ({"sensor_configs": {"shader": "rt"}}, "sensor_configs.shader is not an option .*'shader_pack'"),

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from rlinf.envs.spec import (
     find_simulator,
     ids_of_task,
     own_simulators,
+    unread_keys,
 )
 from rlinf.errors import UserError
 from rlinf.simulators.contract import IdGrid
@@ -132,3 +134,35 @@ def test_simulators_need_nothing_but_numpy_and_python_310() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     for path in Path(rlinf.simulators.__path__[0]).rglob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 10))
+
+
+def test_a_simulator_reads_keys_of_the_block_that_its_options_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = [
+        "from dataclasses import dataclass",
+        "from rlinf.simulators.toy import Scene, spec",
+        "from rlinf.simulators.toy.suite import Options as ToyOptions",
+        "@dataclass(frozen=True)",
+        "class Options(ToyOptions):",
+        "    assets_path: str = '/default'",
+        "    def __post_init__(self):",
+        "        if not self.assets_path.startswith('/'):",
+        "            raise ValueError(f'assets_path={self.assets_path} must be absolute')",
+    ]
+    (tmp_path / "my_toys").mkdir()
+    (tmp_path / "my_toys" / "with_assets.py").write_text("\n".join(source))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def block(**keys: Any) -> EnvConfig:
+        return EnvConfig(env_type="my_toys.with_assets", **keys)
+
+    assert env_options(block()).assets_path == "/default"
+    assert env_options(block(init_params={"assets_path": "/own"})).assets_path == "/own"
+    assert env_options(block(assets_path="/block")).assets_path == "/block"
+    assert not list(unread_keys(block(assets_path="/block"), "env.train"))
+    assert list(unread_keys(block(seeds_path="seeds"), "env.train")) == [
+        "env.train.seeds_path='seeds' has no effect on env_type=my_toys.with_assets; no simulator of rlinf reads it"
+    ]
+    with pytest.raises(UserError, match=r"env\.train\.assets_path: assets_path=data must be absolute"):
+        env_options(block(assets_path="data"))

@@ -26,6 +26,11 @@ class Chain:
         return self.complete or self.failed
 
     @property
+    def just_solved(self) -> bool:
+        """Whether the last step solved a task."""
+        return self.solved > 0 and self.steps == 0
+
+    @property
     def position(self) -> int:
         """Index of the current task; the last one's when there is nothing left."""
         return min(self.solved, len(self.tasks) - 1)
@@ -45,10 +50,14 @@ class Chain:
             self.failed = True
 
     def metrics(self) -> dict[str, float]:
-        """avg_len, success_len_1.., and the outcome of every task that was tried; nothing for a single task."""
+        """avg_len, success_len_1.., and the outcome of every task that was tried; of a single task only its failure.
+
+        fail_once and fail_at_end where there is a limit to fail at; a failed chain stays so.
+        """
+        values = dict.fromkeys(("fail_once", "fail_at_end"), float(self.failed)) if self.step_limit else {}
         if len(self.tasks) == 1:
-            return {}
-        values = {"avg_len": float(self.solved)}
+            return values
+        values |= {"avg_len": float(self.solved)}
         values |= {f"success_len_{n}": float(self.solved >= n) for n in range(1, len(self.tasks) + 1)}
         tried = self.tasks[: self.solved + 1]
         return values | {f"task/{t}/success_once": float(i < self.solved) for i, t in enumerate(tried)}

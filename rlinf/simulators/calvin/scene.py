@@ -54,6 +54,11 @@ class Scene(ReplayScene):
         """Metrics of the chain so far."""
         return self.chain.metrics()
 
+    def must_look(self) -> bool:
+        """The benchmark's own evaluator asks the policy anew as soon as a subtask is solved."""
+        chain = self.chain
+        return self.options.looks_after_subtask and chain.just_solved and not chain.over
+
     def frame(self) -> Array:
         """The fixed camera's image u8 [size, size, 3]."""
         return self.world.static_image()

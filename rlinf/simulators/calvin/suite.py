@@ -24,7 +24,7 @@ class Options:
     tasks: tuple[str, ...] = ()
     """Play these tasks one at a time, each from a start where it can be done; empty plays chains of five."""
     protocol: Literal["rl", "official"] = "rl"
-    """rl leaves the time to max_episode_steps; official gives every subtask 360 steps and ends at the first failure."""
+    """official: 360 steps a subtask; a failed one ends the chain, a solved one the chunk. rl: max_episode_steps."""
     instructions: Literal["auto", "validation", "training"] = "auto"
     """Sentences: one per task, or one of 7-20 drawn per subtask; auto: validation for calvin_d, training elsewhere."""
     eval_sequences: int = NUM_SEQUENCES
@@ -42,7 +42,7 @@ class Options:
     renderer: Literal["auto", "tiny", "egl"] = "auto"
     """tiny is Bullet's software renderer, egl draws on a GPU (brighter, with shadows); auto takes the GPU if there."""
     compat: bool = False
-    """Put blocks and door of scenes A-C where scene D has them, as published; set by `compat: rlinf-0.4`."""
+    """As published: scene D's blocks and door in A-C, chunks played to their end; set by `compat: rlinf-0.4`."""
     data_path: str | None = None
     """Folder with CALVIN's files; null takes the variable CALVIN_PATH."""
 
@@ -84,6 +84,11 @@ class Options:
         if self.instructions != "auto":
             return self.instructions
         return "validation" if self.task_suite_name == "calvin_d" else "training"
+
+    @property
+    def looks_after_subtask(self) -> bool:
+        """Whether a solved subtask ends the chunk of actions."""
+        return self.protocol == "official" and not self.compat
 
     @property
     def step_limit(self) -> int:

@@ -29,7 +29,7 @@ UPRIGHT = (1.0, 0.0, 0.0, 0.0)
 CENTRE, HALF_EDGE, CELLS = (-0.16, 0.0), 0.075, 6
 NEAR, FAR = 0.07, 0.15  # what lies in one scene must be further apart than this, m
 
-Layout = Literal["pair", "ring", "second_object", "second_plate"]
+Layout = Literal["pair", "ring", "pair or ring", "second_object", "second_plate"]
 Extra = Literal["none", "unused", "template", "object", "plate", "qpos"]
 Cell = tuple[float, float]
 BodyKey = tuple[str, int]  # "object" or "plate", and its index
@@ -108,6 +108,7 @@ class Range:
 
 
 ONE, SEEN, UNSEEN_OBJECTS, UNSEEN_IMAGES, UNSEEN_PLATES = Range(1), Range(16), Range(9, 16), Range(5, 16), Range(16, 1)
+ALL_OBJECTS, ALL_PLATES, ALL_IMAGES = Range(NUM_OBJECTS), Range(NUM_PLATES), Range(NUM_IMAGES)
 
 
 @dataclass(frozen=True)
@@ -145,53 +146,83 @@ class Variant:
 
 _MAIN = Variant()
 _TWO_OBJECTS = replace(_MAIN, layout="second_object", heights=(0.95, 0.92, 1.00))
-_TWO_PLATES = replace(_MAIN, layout="second_plate", heights=(1.00, 0.92, 0.96), images=Range(NUM_IMAGES), extra="plate")
+_TWO_PLATES = replace(_MAIN, layout="second_plate", heights=(1.00, 0.92, 0.96), images=ALL_IMAGES, extra="plate")
+_HIGH = replace(_MAIN, heights=(0.95, 0.95, 0.0))
+NUM_ARM_POSES = 1 + 14375  # the usual start, then EEPose-v1's others
 
 
 def _textured(area: Literal["bodies", "whole"], ratio: float) -> dict[str, Variant]:
     """The published texture tasks: their extra digit changes nothing, the texture goes with the image."""
     test = replace(_MAIN, extra="unused", extras=Range(16), texture=Texture(area, ratio))
-    return {"train": _MAIN, "test": test}
+    return {"train": _MAIN, "test": test, "all": replace(test, extras=Range(17))}
 
 
-# The training set of an id whose variation is a test is that of Main-v3. MainImage-v3 does not start as published; here
-# it mirrors MainCarrot-v3: one object before unseen images.
+def _extras(base: Variant, extra: Extra, count: int) -> dict[str, Variant]:
+    """Tasks whose extra digit is 0 in training and anything else in the test."""
+    ranges = {"test": Range(count - 1, 1), "all": Range(count)}
+    return {"train": base} | {name: replace(base, extra=extra, extras=extras) for name, extras in ranges.items()}
+
+
+# The training set of an id whose variation is a test is that of Main-v3, but for the places and heights of
+# Position-v1 and PositionChangeTo-v1. In `all` each digit takes what it takes in training and in the test.
+# MainImage-v3 does not start as published; here it mirrors MainCarrot-v3: one object before unseen images.
 _TABLE: dict[str, dict[str, Variant]] = {
     "Main-v3": {
         "train": _MAIN,
         "test": replace(_MAIN, objects=UNSEEN_OBJECTS, images=UNSEEN_IMAGES),
-        "all": replace(_MAIN, objects=Range(NUM_OBJECTS), images=Range(NUM_IMAGES)),
+        "all": replace(_MAIN, objects=ALL_OBJECTS, images=ALL_IMAGES),
     },
-    "VisionImage-v1": {"train": _MAIN, "test": replace(_MAIN, images=UNSEEN_IMAGES)},
+    "VisionImage-v1": {
+        "train": _MAIN,
+        "test": replace(_MAIN, images=UNSEEN_IMAGES),
+        "all": replace(_MAIN, images=ALL_IMAGES),
+    },
     "VisionTexture03-v1": _textured("bodies", 0.3),
     "VisionTexture05-v1": _textured("bodies", 0.5),
     "VisionWhole03-v1": _textured("whole", 0.3),
     "VisionWhole05-v1": _textured("whole", 0.5),
-    "Carrot-v1": {"train": _MAIN, "test": replace(_MAIN, objects=UNSEEN_OBJECTS)},
-    "Plate-v1": {"train": _MAIN, "test": replace(_MAIN, plates=UNSEEN_PLATES)},
-    "Instruct-v1": {"train": _MAIN, "test": replace(_MAIN, extra="template", extras=Range(16, 1))},
+    "Carrot-v1": {
+        "train": _MAIN,
+        "test": replace(_MAIN, objects=UNSEEN_OBJECTS),
+        "all": replace(_MAIN, objects=ALL_OBJECTS),
+    },
+    "Plate-v1": {
+        "train": _MAIN,
+        "test": replace(_MAIN, plates=UNSEEN_PLATES),
+        "all": replace(_MAIN, plates=ALL_PLATES),
+    },
+    "Instruct-v1": _extras(_MAIN, "template", 17),
     "MultiCarrot-v1": {
         "train": replace(_TWO_OBJECTS, extra="object", extras=Range(15)),
         "test": replace(_TWO_OBJECTS, objects=UNSEEN_OBJECTS, extra="object", extras=Range(8)),
+        "all": replace(_TWO_OBJECTS, objects=ALL_OBJECTS, extra="object", extras=Range(24)),
     },
     "MultiPlate-v1": {
         "train": replace(_TWO_PLATES, extras=Range(16)),
         "test": replace(_TWO_PLATES, plates=UNSEEN_PLATES, extras=Range(15)),
+        "all": replace(_TWO_PLATES, plates=ALL_PLATES, extras=Range(16)),
     },
     "Position-v1": {
-        "train": _MAIN,
-        "test": replace(_MAIN, layout="ring", heights=(0.95, 0.95, 0.0), yaws=RING_YAWS),
+        "train": _HIGH,
+        "test": replace(_HIGH, layout="ring", yaws=RING_YAWS),
+        "all": replace(_HIGH, layout="pair or ring", yaws=(*YAWS, *RING_YAWS)),
     },
-    "EEPose-v1": {"train": _MAIN, "test": replace(_MAIN, extra="qpos", extras=Range(14375))},
-    "PositionChangeTo-v1": {"train": _MAIN, "test": replace(_TWO_OBJECTS, teleports=True)},
-    "Single-v1": {name: replace(_MAIN, objects=ONE, images=ONE) for name in ("train", "test")},
+    "EEPose-v1": _extras(_MAIN, "qpos", NUM_ARM_POSES),
+    "PositionChangeTo-v1": {
+        "train": _TWO_OBJECTS,
+        "test": replace(_TWO_OBJECTS, teleports=True),
+        "all": replace(_TWO_OBJECTS, teleports=True),
+    },
+    "Single-v1": {name: replace(_MAIN, objects=ONE, images=ONE) for name in ("train", "test", "all")},
     "MainCarrot-v3": {
         "train": replace(_MAIN, images=ONE),
         "test": replace(_MAIN, objects=UNSEEN_OBJECTS, images=ONE),
+        "all": replace(_MAIN, objects=ALL_OBJECTS, images=ONE),
     },
     "MainImage-v3": {
         "train": replace(_MAIN, objects=ONE),
         "test": replace(_MAIN, objects=ONE, images=UNSEEN_IMAGES),
+        "all": replace(_MAIN, objects=ONE, images=ALL_IMAGES),
     },
 }
 VARIANTS = {PREFIX + name: sets for name, sets in _TABLE.items()}
@@ -206,7 +237,7 @@ def variant(env_id: str, obj_set: str) -> Variant:
         raise ValueError(f"id={env_id!r} is not an environment{hint}; known: {PREFIX} + {short}")
     sets = VARIANTS[env_id]
     if obj_set not in sets:
-        raise ValueError(f"obj_set={obj_set!r} must be {' or '.join(sets)} for {env_id}")
+        raise ValueError(f"obj_set={obj_set!r} must be {', '.join(sets)}")
     return sets[obj_set]
 
 
@@ -237,7 +268,7 @@ def episode(env_id: str, obj_set: str, episode_id: int) -> Episode:
         image=v.images.first + image,
         texture=v.texture,
         template=v.extras.first + extra if v.extra == "template" else 0,
-        qpos=_start_qpos(extra) if v.extra == "qpos" else START_QPOS,
+        qpos=_start_qpos(v.extras.first + extra) if v.extra == "qpos" else START_QPOS,
         teleport=Teleport(TELEPORT_STEP, spots[2], turned) if v.teleports else None,
     )
 
@@ -264,6 +295,8 @@ def places_of(layout: Layout) -> tuple[tuple[Cell, ...], ...]:
     if layout == "ring":
         ring = _ring()
         return tuple((a, b) for a, b in itertools.product(ring, ring) if _distance(a, b) > NEAR)
+    if layout == "pair or ring":
+        return places_of("pair") + places_of("ring")
     object_far, plate_far = (FAR, NEAR) if layout == "second_object" else (NEAR, FAR)
     return tuple(
         (a, b, c)
@@ -309,7 +342,9 @@ def _arm_offsets() -> tuple[tuple[float, ...], ...]:
     return tuple(p for p in itertools.product(*[bend] * 5, turn) if abs(p[1] + p[2]) <= 0.25)
 
 
-def _start_qpos(digit: int) -> tuple[float, ...]:
-    """Where the joints start in EEPose-v1."""
-    offset = (*_arm_offsets()[digit], 0.0, 0.0)
+def _start_qpos(pose: int) -> tuple[float, ...]:
+    """Where the joints start in EEPose-v1: pose 0 is the usual start, others add to it."""
+    if pose == 0:
+        return START_QPOS
+    offset = (*_arm_offsets()[pose - 1], 0.0, 0.0)
     return tuple(q + d for q, d in zip(START_QPOS, offset, strict=True))
