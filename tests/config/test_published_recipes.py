@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -84,7 +83,7 @@ def test_every_row_of_the_table_is_needed() -> None:
 def test_a_published_file_loads_unchanged(name: str, tmp_path: Path) -> None:
     file = tmp_path / f"{name}.yaml"
     file.write_text(yaml.safe_dump(nested(PUBLISHED[name])), encoding="utf-8")
-    theirs, ours = load_config(str(file), config_dir=CONFIGS, purpose="plan", devices=devices_of(file)), config(name)
+    theirs, ours = load_config(str(file), config_dir=CONFIGS, purpose="plan", devices=[8]), config(name)
     for mode in ("train", "eval"):
         assert env_spec(getattr(theirs.env, mode)) == env_spec(getattr(ours.env, mode))
     assert theirs.actor.model.spec() == ours.actor.model.spec()
@@ -92,16 +91,10 @@ def test_a_published_file_loads_unchanged(name: str, tmp_path: Path) -> None:
     assert theirs.actor.fsdp_config == ours.actor.fsdp_config
 
 
-def devices_of(file: Path) -> list[int]:
-    """As many accelerators as the file's placement names; two where it takes what there is."""
-    named = re.findall(r"\b0-(\d)\b", file.read_text())
-    return [max([int(n) + 1 for n in named], default=2)]
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_file_in_the_published_dialect_loads_unchanged(file: Path) -> None:
     """Fragments by folder, old keys and keys without effect, beside our own recipe of the same values."""
-    cfg = load_config(str(file), config_dir=CONFIGS, purpose="plan", devices=devices_of(file))
+    cfg = load_config(str(file), config_dir=CONFIGS, purpose="plan", devices=[8])
     assert cfg.runner.logger.experiment_name
     theirs, ours = asdict(cfg), asdict(config(file.stem))
     for tree in (theirs, ours):

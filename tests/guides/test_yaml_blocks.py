@@ -13,7 +13,6 @@ import yaml
 from rlinf.commands.plan_text import describe_plan
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
-from rlinf.errors import UserError
 from tests.published import guide
 
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
@@ -100,12 +99,7 @@ def test_a_block_pasted_at_the_end_of_its_recipe(text: str, recipe: str, tmp_pat
     file.write_text((CONFIGS / f"{recipe}.yaml").read_text(encoding="utf-8") + f"\n{text}\n", encoding="utf-8")
     given = yaml.safe_load(text)
     devices = [8] * given.get("cluster", {}).get("num_nodes", 1)
-    try:
-        cfg = load_config(str(file), config_dir=CONFIGS, purpose="plan", devices=devices)
-    except UserError as error:
-        if "env.eval.total_num_envs=100 must divide" in str(error):
-            pytest.xfail("100 evaluation envs do not spread over 8 ranks yet")
-        raise
+    cfg = load_config(str(file), config_dir=CONFIGS, purpose="plan", devices=devices)
     assert describe_plan(cfg, make_plan(cfg, devices))
     if "cluster" in given:
         assert cfg.cluster.component_placement == given["cluster"]["component_placement"]
