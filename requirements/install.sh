@@ -130,8 +130,8 @@ if [[ $env == maniskill && $root == yes ]]; then run bash requirements/vulkan.sh
 if [[ -f requirements/envs/$env.sh ]]; then
   variable=$(row files)
   files=${!variable:-data/$env}
-  PATH="$(realpath -m "$venv")/bin:$PATH" run bash "requirements/envs/$env.sh" "$files"
   remember "$env" "$(realpath -m "$files")"
+  PATH="$(realpath -m "$venv")/bin:$PATH" run bash "requirements/envs/$env.sh" "$files"
 fi
 
 if [[ $dry_run == yes ]]; then echo "dry run: nothing was changed" && exit 0; fi
