@@ -32,8 +32,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo --no-cache
-	$(VENV)/bin/codespell rlinf tests docs benchmarks tools requirements examples *.md
+	$(VENV)/bin/codespell rlinf tests docs benchmarks tools requirements examples docker *.md
 	$(VENV)/bin/vulture
+	$(VENV)/bin/shellcheck -s bash -S warning requirements/*.sh requirements/envs/*.sh examples/embodiment/*.sh docker/switch_env
+	$(VENV)/bin/hadolint docker/Dockerfile
 
 docs: $(STAMP)
 	$(PY) -m rlinf.metrics.names > docs/metrics.md

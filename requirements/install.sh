@@ -1,5 +1,10 @@
 #!/usr/bin/env bash
 # Install rlinf with one model and one simulator into a virtual environment; `-h` explains.
+# The tables are folders: requirements/models/NAME.txt and requirements/envs/NAME.txt hold the packages of a name, and
+# requirements/envs/NAME.sh lays out the files that it reads. Lines of envs/NAME.txt that this script reads:
+#   # not yet: TEXT       why NAME cannot be installed
+#   # python 3.13: TEXT   what is missing with that Python and newer ones
+#   # files: VARIABLE     the variable that names another folder than data/NAME for the files
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,10 +15,14 @@ usage: bash requirements/install.sh embodied --model NAME --env NAME [options]
   --model NAME   policy to install for: $(names models)
   --env NAME     simulator to install: $(names envs)
   --venv DIR     virtual environment to make or to add to (default .venv)
+  --use-mirror   fetch from mirrors of GitHub and Hugging Face, for this call only
   --no-root      leave system libraries alone; \`rlinf doctor\` says what is missing
+  --dry-run      print the commands and change nothing
   -h, --help     this text
 
-Versions are those of constraints.txt. PYTHON=python3.12 chooses the interpreter of a new environment.
+Names may be written as in the guides (openvla-oft, OpenPI, maniskill_libero). Versions are those of constraints.txt.
+PYTHON=python3.12 chooses the interpreter of a new environment. Mirrors: GITHUB_MIRROR, HF_ENDPOINT and PIP_INDEX_URL.
+A second call adds what is missing and fetches nothing twice.
 EOF
 }
 
@@ -27,6 +36,11 @@ fail() {
   exit 1
 }
 
+# Run a command, or print it with --dry-run.
+run() {
+  if [[ $dry_run == yes ]]; then printf '+%s\n' "$(printf ' %q' "$@")"; else "$@"; fi
+}
+
 # The requirements of one part: $1 is the option, $2 the folder, $3 the name that was given.
 requirements_file() {
   [[ -n $3 ]] || fail "--$1 is missing; available: $(names "$2")"
@@ -34,12 +48,36 @@ requirements_file() {
   echo "requirements/$2/$3.txt"
 }
 
-model="" env="" venv=.venv root=yes target=""
+# What the table of the simulator says under a word: $1 the word (a basic regular expression), $2 what to print before it.
+row() {
+  sed -n "s/^# $1: */${2:-}/p" "$env_file"
+}
+
+# Mirrors reach git, pip and the hub through the environment of this process alone: no configuration file is written.
+use_mirrors() {
+  local github=${GITHUB_MIRROR:-https://ghfast.top/github.com/} count=${GIT_CONFIG_COUNT:-0}
+  export HF_ENDPOINT=${HF_ENDPOINT:-https://hf-mirror.com}
+  export "GIT_CONFIG_KEY_$count=url.$github.insteadOf" "GIT_CONFIG_VALUE_$count=https://github.com/"
+  export GIT_CONFIG_COUNT=$((count + 1))
+  echo "mirrors: $github for GitHub, $HF_ENDPOINT for Hugging Face, ${PIP_INDEX_URL:-the index that pip is set up with} for packages"
+}
+
+# Make data/$1 lead to folder $2, so that the simulator finds it without a variable. A real folder there is left alone.
+remember() {
+  if [[ $2 == "$PWD/data/$1" || (-e data/$1 && ! -L data/$1) ]]; then return; fi
+  run mkdir -p data
+  run ln -sfn "$2" "data/$1"
+  echo "data/$1 leads to $2, so no variable needs to name it"
+}
+
+model="" env="" venv=.venv root=yes target="" mirror=no dry_run=no
 [[ $# -gt 0 ]] || { usage && exit 0; }
 while [[ $# -gt 0 ]]; do
   case $1 in
     -h | --help) usage && exit 0 ;;
     --no-root) root=no && shift ;;
+    --use-mirror) mirror=yes && shift ;;
+    --dry-run) dry_run=yes && shift ;;
     --model | --env | --venv)
       [[ $# -gt 1 ]] || fail "$1 needs a value"
       printf -v "${1#--}" '%s' "$2"
@@ -52,30 +90,50 @@ while [[ $# -gt 0 ]]; do
       ;;
   esac
 done
-# Names as other guides write them.
+# Names as the guides write them.
+model=${model,,} env=${env,,}
 model=${model//-/_}
 [[ $env != maniskill_libero ]] || env=maniskill
 [[ ${target:-embodied} == embodied ]] || fail "unknown target '$target'; available: embodied"
 model_file=$(requirements_file model models "$model")
 env_file=$(requirements_file env envs "$env")
+not_yet=$(row 'not yet')
+if [[ -n $not_yet ]]; then
+  [[ $dry_run == yes ]] || fail "--env $env: $not_yet"
+  echo "--env $env: $not_yet"
+fi
 
-if [[ $root == yes ]]; then bash requirements/system.sh; fi
+if [[ $mirror == yes ]]; then use_mirrors; fi
+if [[ $root == yes ]]; then run bash requirements/system.sh; fi
 
 python=${PYTHON:-python3}
 command -v "$python" >/dev/null || fail "$python was not found; install Python 3.11 or newer, or set PYTHON"
-[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
-"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-  fail "$venv holds $("$venv/bin/python" -V); rlinf needs Python 3.11 or newer"
+interpreter=$venv/bin/python
+[[ -x $interpreter ]] || run "$python" -m venv "$venv"
+[[ -x $interpreter ]] || interpreter=$python # a dry run made no environment
+"$interpreter" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "$interpreter is $("$interpreter" -V); rlinf needs Python 3.11 or newer"
+while read -r version text; do
+  if "$interpreter" -c "import sys; sys.exit(sys.version_info < (${version/./, }))"; then
+    echo "$("$interpreter" -V): $text"
+  fi
+done < <(row 'python \(3\.[0-9]*\)' '\1 ')
 
 pip=("$venv/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt)
 echo "torch"
-"${pip[@]}" torch
+run "${pip[@]}" torch
 echo "rlinf with $model and $env"
-"${pip[@]}" -e '.[datasets,video,tensorboard]' -r "$model_file" -r "$env_file"
+run "${pip[@]}" -e '.[datasets,video,tensorboard,wandb,swanlab,ray]' -r "$model_file" -r "$env_file"
 
 # What pip cannot bring: the driver a simulator draws with and the files it reads.
-if [[ $env == maniskill && $root == yes ]]; then bash requirements/vulkan.sh "$venv"; fi
-if [[ -f requirements/envs/$env.sh ]]; then PATH="$(cd "$venv" && pwd)/bin:$PATH" bash "requirements/envs/$env.sh"; fi
+if [[ $env == maniskill && $root == yes ]]; then run bash requirements/vulkan.sh "$venv"; fi
+if [[ -f requirements/envs/$env.sh ]]; then
+  variable=$(row files)
+  files=${!variable:-data/$env}
+  remember "$env" "$(realpath -m "$files")"
+  PATH="$(realpath -m "$venv")/bin:$PATH" run bash "requirements/envs/$env.sh" "$files"
+fi
 
+if [[ $dry_run == yes ]]; then echo "dry run: nothing was changed" && exit 0; fi
 echo "done; use it with:  source $venv/bin/activate"
 echo "check it with:      $venv/bin/rlinf doctor"

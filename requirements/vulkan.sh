@@ -113,6 +113,7 @@ main() {
   if ! at_least "$(installed_version)" $least || [[ ! -f $driver ]]; then
     say "Mesa $(installed_version) is older than $least; taking the driver of the backports"
     work=$(mktemp -d)
+    # shellcheck disable=SC2064 # the folder of now: the variable is gone when the trap runs
     trap "rm -rf '$work'" EXIT
     unpack_backport "$work" || give_up "the backports of this release bring no Mesa $least" "$newer"
     driver=$folder/libvulkan_lvp.so

@@ -20,7 +20,9 @@ if [[ -n ${STEPS:-} && $STEPS != -2 ]]; then settings+=("runner.max_steps=$STEPS
 if [[ -n ${SAVE_INTER:-} && $SAVE_INTER != -2 ]]; then settings+=("runner.save_interval=$SAVE_INTER"); fi
 if [[ -n ${NODES:-} && $NODES != -2 ]]; then settings+=("cluster.num_nodes=$NODES"); fi
 
-rlinf=$REPO_PATH/.venv/bin/rlinf
+# The environment that is active, else the one that make and install.sh make, else whatever is on PATH.
+rlinf=${VIRTUAL_ENV:-$REPO_PATH/.venv}/bin/rlinf
+[[ -x $rlinf ]] || rlinf=$REPO_PATH/.venv/bin/rlinf
 [[ -x $rlinf ]] || rlinf=rlinf
 log_file=run_embodiment.log
 [[ $command == eval ]] && log_file=eval_embodiment.log

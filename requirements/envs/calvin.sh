@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Lay out CALVIN's files for CALVIN_PATH: bash requirements/envs/calvin.sh [FOLDER]
-# FOLDER is by default CALVIN_PATH, else data/calvin. Takes the URDFs, meshes and textures from mees/calvin_env and the
+# Lay out CALVIN's files: bash requirements/envs/calvin.sh [FOLDER]
+# FOLDER is by default CALVIN_PATH, else data/calvin, where rlinf looks by itself. Takes the URDFs, meshes and textures from mees/calvin_env and the
 # tasks and sentences from mees/calvin. CALVIN_ENV_REPO and CALVIN_REPO name other copies of the two (a URL or a folder).
 set -euo pipefail
 
-folder=${1:-${CALVIN_PATH:-data/calvin}}
+own=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/data/calvin
+folder=${1:-${CALVIN_PATH:-$own}}
 env_repo=${CALVIN_ENV_REPO:-https://github.com/mees/calvin_env.git}
 repo=${CALVIN_REPO:-https://github.com/mees/calvin.git}
 # The main branch, not the older commit that mees/calvin pins: there a press does not turn off an LED that starts lit.
@@ -38,4 +39,4 @@ else
   mv "$folder/data.part" "$folder/data" # last: a folder with data/ and tasks/ is complete
   echo "CALVIN's files are in $folder (MIT licence; the Franka model is Apache-2.0)"
 fi
-echo "tell rlinf where they are:  export CALVIN_PATH=$(cd "$folder" && pwd)"
+[[ $folder -ef $own ]] || echo "tell rlinf where they are:  export CALVIN_PATH=$(cd "$folder" && pwd)"

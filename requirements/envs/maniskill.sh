@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Lay out the assets of ManiSkill's put-on-plate tasks: bash requirements/envs/maniskill.sh [FOLDER]
-# FOLDER is by default MANISKILL_ASSET_DIR, else data/maniskill. Parts that are there already are not fetched again.
+# FOLDER is by default MANISKILL_ASSET_DIR, else data/maniskill, where rlinf looks by itself. Parts that are there already are not fetched again.
 # MANISKILL_ASSETS (a dataset of the hub or a folder with carrot/), WIDOWX_REPO (a git URL or a folder) and BRIDGE_ASSETS
 # (a dataset of the hub, a zip file or a folder with stages/) name other copies. HF_ENDPOINT chooses another hub.
 set -euo pipefail
 
-folder=${1:-${MANISKILL_ASSET_DIR:-data/maniskill}}
+own=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/data/maniskill
+folder=${1:-${MANISKILL_ASSET_DIR:-$own}}
 assets=${MANISKILL_ASSETS:-RLinf/maniskill_assets}
 widowx=${WIDOWX_REPO:-https://github.com/haosulab/ManiSkill-WidowX250S.git}
 widowx_tag=${WIDOWX_TAG:-v0.2.0} # the one that ManiSkill 3.0.1 itself downloads
@@ -71,5 +72,5 @@ if [[ ! -d $scene ]]; then
 fi
 
 folder=$(cd "$folder" && pwd)
-echo "the assets are in $folder; tell rlinf and ManiSkill where:"
-echo "  export MANISKILL_ASSET_DIR=$folder MS_ASSET_DIR=$folder"
+echo "the assets are in $folder"
+[[ $folder -ef $own ]] || echo "tell rlinf and ManiSkill where:  export MANISKILL_ASSET_DIR=$folder MS_ASSET_DIR=$folder"

@@ -16,6 +16,8 @@ from dataclasses import fields
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import available_simulators, env_spec, find_simulator
 from rlinf.errors import NotInstalledError, SimulatorError, UserError
+from rlinf.simulators.contract import AbsentError, SetupError
+from rlinf.simulators.maniskill.assets import carrot_folder
 
 Check = tuple[str, Callable[[], str]]
 MIN_FREE_GB = 2.0
@@ -96,7 +98,7 @@ def _vulkan() -> str:
     """Which driver SAPIEN draws with; in a process of its own, as broken drivers crash."""
     if importlib.util.find_spec("sapien") is None:
         raise NotInstalledError('only ManiSkill needs it: pip install -c constraints.txt -e ".[maniskill]"')
-    draw = [] if "MANISKILL_ASSET_DIR" in os.environ else ["draw"]  # else the simulator's own check draws
+    draw = [] if _has_assets() else ["draw"]  # with assets, the simulator's own check draws
     command = [sys.executable, "-W", "ignore", "-m", "rlinf.simulators.vulkan", *draw]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -108,6 +110,15 @@ def _vulkan() -> str:
     if report.get("contrast", 255.0) < 1.0:
         raise UserError(f"{report['driver']} draws a blank frame")
     return report["driver"] + ("; drew a frame" if draw else "")
+
+
+def _has_assets() -> bool:
+    """Whether there is something for ManiSkill to draw."""
+    try:
+        carrot_folder()
+    except SetupError as problem:
+        return not isinstance(problem, AbsentError)
+    return True
 
 
 def _frame(simulator: str) -> str:

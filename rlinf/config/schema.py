@@ -50,14 +50,15 @@ class LoggerConfig:
     """Sub-folder of log_path that holds the checkpoints."""
     logger_backends: list[Literal["tensorboard", "wandb", "swanlab"]] = field(default_factory=lambda: ["tensorboard"])
     """Where curves are shown; metrics.jsonl is always written."""
-    wandb_mode: Literal["online", "offline", "disabled"] = "offline"
-    """offline keeps the run in log_path, for `wandb sync` later."""
+    wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """auto is WANDB_MODE if set, online after `wandb login`, else offline: kept in log_path for `wandb sync`."""
     wandb_entity: str | None = None
     """User or team that owns the run; null is the default one."""
     wandb_proxy: str | None = None
     """Proxy for Weights & Biases, http://host:port."""
-    swanlab_mode: str = "local"
-    """local, cloud, offline or disabled, as SwanLab names them."""
+    swanlab_mode: Literal["auto", "online", "cloud", "local", "offline", "disabled"] = "auto"
+    """auto is SWANLAB_MODE if set, online after `swanlab login`, else offline: kept in log_path for `swanlab sync`.
+    cloud is another name of online; local needs SwanLab's dashboard."""
 
 
 @dataclass(frozen=True, kw_only=True)

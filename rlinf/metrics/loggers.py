@@ -16,11 +16,14 @@ import yaml
 
 from rlinf.config.schema import LoggerConfig
 from rlinf.errors import UserError
+from rlinf.metrics.logger_modes import choose_mode, offline_note
 from rlinf.metrics.names import expand
 
 
 class Backend(Protocol):
     """A place that shows curves."""
+
+    note: str  # what the user should know about where the curves go; may be empty
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -56,6 +59,11 @@ class MetricLogger:
         opened = Opened(cfg, config_dict, resume_step, appends)
         self._backends = {name: BACKENDS[name](opened) for name in cfg.logger_backends}
         self._warned: set[str] = set()
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each backend that chose its mode by itself."""
+        return [backend.note for backend in self._backends.values() if backend.note]
 
     @property
     def last_step(self) -> int:
@@ -124,6 +132,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 class TensorBoardBackend:
     """`<log_path>/tensorboard`, with the resolved config beside the events."""
 
+    note = ""
+
     def __init__(self, opened: Opened) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -143,7 +153,7 @@ class TensorBoardBackend:
 
 
 class WandbBackend:
-    """`<log_path>/wandb`; offline unless asked (`wandb sync` sends it later). A resumed run keeps its id.
+    """`<log_path>/wandb`; offline where there is no login (`wandb sync` sends it later). A resumed run keeps its id.
 
     A run that appends has an id of its own, for Weights & Biases takes steps in rising order only.
     """
@@ -161,14 +171,15 @@ class WandbBackend:
         proxy: dict[str, Any] = (
             {"http_proxy": cfg.wandb_proxy, "https_proxy": cfg.wandb_proxy} if cfg.wandb_proxy else {}
         )
-        self._run = _start(
+        self._run, self.note = _start(
             "wandb",
-            lambda: wandb.init(
+            cfg.wandb_mode,
+            lambda mode: wandb.init(
                 project=cfg.project_name,
                 name=cfg.experiment_name,
                 entity=cfg.wandb_entity,
                 dir=cfg.log_path,
-                mode=cfg.wandb_mode,
+                mode=mode,  # type: ignore[arg-type]
                 config=dict(opened.config_dict),
                 id=run_id,
                 resume="allow",
@@ -192,13 +203,14 @@ class SwanlabBackend:
         cfg = opened.cfg
         folder = Path(cfg.log_path) / "swanlab"
         folder.mkdir(parents=True, exist_ok=True)
-        self._run = _start(
+        self._run, self.note = _start(
             "swanlab",
-            lambda: swanlab.init(
+            cfg.swanlab_mode,
+            lambda mode: swanlab.init(
                 project=cfg.project_name,
                 experiment_name=cfg.experiment_name,
                 logdir=str(folder),
-                mode=cfg.swanlab_mode,
+                mode=mode,  # type: ignore[arg-type]
                 config=dict(opened.config_dict),
             ),
         )
@@ -232,12 +244,19 @@ def check_backends(cfg: LoggerConfig) -> None:
             )
 
 
-def _start(name: str, init: Callable[[], Any]) -> Any:
-    """What a service refuses at the start (no login, no network) is the user's to fix, before hours of training."""
+def _start(name: str, asked: str, init: Callable[[str], Any]) -> tuple[Any, str]:
+    """A run in the asked or chosen mode, and the line about that choice; a server that is away makes `auto` offline.
+
+    What a service refuses in a mode the user named (no login, no network) is theirs to fix, before hours of training.
+    """
+    mode, note = choose_mode(name, asked)
     try:
-        return init()
+        return init(mode), note
     except Exception as error:
-        raise UserError(f"logger backend {name} could not start: {error}") from error
+        if asked != "auto" or mode == "offline":
+            raise UserError(f"logger backend {name} could not start: {error}") from error
+        failure = " ".join(str(error).split())
+    return init("offline"), offline_note(name, f"{mode} failed ({failure})")
 
 
 def _write_yaml(path: Path, config_dict: Mapping[str, Any]) -> None:

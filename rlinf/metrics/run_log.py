@@ -121,4 +121,6 @@ class RunLog:
     def _open(self, step: int) -> MetricLogger:
         if self.logger is None:
             self.logger = MetricLogger(self.cfg.runner.logger, asdict(self.cfg), resume_step=step)
+            for note in self.logger.notes:
+                self.console.say(note)
         return self.logger

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,11 +24,14 @@ def install(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "message"),
     [
         ("embodied --model nothing --env metaworld", "unknown model 'nothing'; available: openpi openvla openvla_oft"),
-        ("embodied --model openpi --env nothing", "unknown env 'nothing'; available: calvin maniskill metaworld"),
-        ("embodied --model openpi", "--env is missing; available: calvin maniskill metaworld"),
+        (
+            "embodied --model openpi --env nothing",
+            "unknown env 'nothing'; available: calvin maniskill metaworld robotwin",
+        ),
+        ("embodied --model openpi", "--env is missing; available: calvin maniskill metaworld robotwin"),
         (
             "embodied --model openvla-oft --env maniskil",
-            "unknown env 'maniskil'; available: calvin maniskill metaworld",
+            "unknown env 'maniskil'; available: calvin maniskill metaworld robotwin",
         ),
         (
             "embodied --model nothing --env maniskill_libero",
@@ -32,6 +39,11 @@ def install(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         ("embodied --model", "--model needs a value"),
         ("embodied --fast", "unknown option '--fast'; see: bash requirements/install.sh -h"),
+        (
+            "embodied --model openpi --env robotwin",
+            "--env robotwin: the RoboTwin simulator is not part of this version; "
+            "--env metaworld, calvin or maniskill installs the same models",
+        ),
         ("agentic --model openpi --env metaworld", "unknown target 'agentic'; available: embodied"),
     ],
 )
@@ -44,8 +56,166 @@ def test_a_wrong_name_lists_the_right_ones(arguments: str, message: str) -> None
 def test_help(arguments: tuple[str, ...]) -> None:
     done = install(*arguments)
     assert done.returncode == 0
-    for name in ("--model", "--env", "--venv", "--no-root", "openpi", "metaworld"):
+    for name in ("--model", "--env", "--venv", "--no-root", "--use-mirror", "--dry-run", "openpi", "metaworld"):
         assert name in done.stdout
+
+
+FAKE_PYTHON = """\
+#!{real}
+import os, shutil, sys
+sys.version_info = ({major}, {minor}, 0)
+match sys.argv[1:]:
+    case ["-m", "venv", folder]:
+        os.makedirs(folder + "/bin")
+        shutil.copy(__file__, folder + "/bin/python")
+    case ["-c", text]:
+        exec(text)
+    case ["-V"]:
+        print("Python {major}.{minor}.0")
+    case _:
+        with open(os.environ["CALLS"], "a") as file:
+            names = "HF_ENDPOINT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"
+            print(*sys.argv[1:], *(f"{{n}}={{os.environ[n]}}" for n in names if n in os.environ), file=file)
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A copy of requirements/ beside a Python that only writes down what pip is asked for."""
+
+    folder: Path
+
+    def install(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(self.folder / "requirements/install.sh"), "embodied", "--no-root", *arguments]
+        own = {"PYTHON": str(self.folder / "python"), "CALLS": str(self.folder / "calls"), **variables}
+        env = {k: v for k, v in os.environ.items() if k not in ("CALVIN_PATH", "MANISKILL_ASSET_DIR")} | own
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=env)
+
+    @property
+    def calls(self) -> list[str]:
+        """The pip calls so far."""
+        file = self.folder / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def python(self, minor: int) -> Machine:
+        text = FAKE_PYTHON.format(real=sys.executable, major=3, minor=minor)
+        (self.folder / "python").write_text(text)
+        (self.folder / "python").chmod(0o755)
+        return self
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    shutil.copytree(ROOT / "requirements", tmp_path / "repo/requirements")
+    return Machine(tmp_path / "repo").python(11)
+
+
+def files_of_calvin(folder: Path) -> Path:
+    """A folder that calvin.sh takes for complete."""
+    for name in ("data", "tasks"):
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+PIP = "-m pip install -q --disable-pip-version-check -c constraints.txt"
+EXTRAS = "-e .[datasets,video,tensorboard,wandb,swanlab,ray]"
+
+
+@pytest.mark.parametrize(
+    ("model", "env", "tables"),
+    [
+        ("openpi", "metaworld", "-r requirements/models/openpi.txt -r requirements/envs/metaworld.txt"),
+        ("OpenPI", "calvin", "-r requirements/models/openpi.txt -r requirements/envs/calvin.txt"),
+        ("openvla-oft", "calvin", "-r requirements/models/openvla_oft.txt -r requirements/envs/calvin.txt"),
+        ("openvla", "maniskill_libero", "-r requirements/models/openvla.txt -r requirements/envs/maniskill.txt"),
+    ],
+)
+def test_the_guides_names_install_ray_and_all_loggers(machine: Machine, model: str, env: str, tables: str) -> None:
+    files = files_of_calvin(machine.folder.parent / "files")
+    for part in ("carrot", "data/robots/widowx", "data/tasks/bridge_v2_real2sim_dataset"):
+        (files / part).mkdir(parents=True)
+    variables = {"CALVIN_PATH": str(files), "MANISKILL_ASSET_DIR": str(files)}
+    done = machine.install("--model", model, "--env", env, **variables)
+    assert done.returncode == 0, done.stderr
+    assert machine.calls == [f"{PIP} torch", f"{PIP} {EXTRAS} {tables}"]
+    link = machine.folder / "data" / {"maniskill_libero": "maniskill"}.get(env, env)
+    assert link.is_symlink() == (env != "metaworld")
+    assert env == "metaworld" or link.resolve() == files.resolve()
+
+
+def test_a_second_call_changes_nothing_and_a_real_folder_is_kept(machine: Machine) -> None:
+    files = files_of_calvin(machine.folder / "data/calvin")
+    for _ in range(2):
+        done = machine.install("--model", "openpi", "--env", "calvin", CALVIN_ENV_REPO="/nowhere")
+        assert done.returncode == 0, done.stderr
+    assert not files.is_symlink()
+    elsewhere = files_of_calvin(machine.folder / "elsewhere")
+    assert machine.install("--model", "openpi", "--env", "calvin", CALVIN_PATH=str(elsewhere)).returncode == 0
+    assert not files.is_symlink()
+
+
+def test_mirrors_stay_in_the_process(machine: Machine) -> None:
+    home = machine.folder / "home"
+    home.mkdir()
+    files = str(files_of_calvin(machine.folder / "files"))
+    arguments = ("--model", "openpi", "--env", "calvin", "--use-mirror")
+    done = machine.install(*arguments, CALVIN_PATH=files, HOME=str(home), GITHUB_MIRROR="https://gh.example/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("mirrors: https://gh.example/ for GitHub, https://hf-mirror.com for")
+    github = "GIT_CONFIG_KEY_0=url.https://gh.example/.insteadOf GIT_CONFIG_VALUE_0=https://github.com/"
+    assert all(call.endswith(f"HF_ENDPOINT=https://hf-mirror.com {github}") for call in machine.calls)
+    assert list(home.rglob("*")) == []  # neither git's nor pip's configuration
+
+
+def test_git_follows_such_a_mirror(tmp_path: Path) -> None:
+    repository(tmp_path / "mirror/mees/calvin.git", "file")
+    mirror = {"GIT_CONFIG_KEY_0": f"url.{tmp_path}/mirror/.insteadOf", "GIT_CONFIG_VALUE_0": "https://github.com/"}
+    command = ["git", "ls-remote", "https://github.com/mees/calvin.git", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | mirror | {"GIT_CONFIG_COUNT": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("HEAD\n")
+
+
+@pytest.mark.parametrize("env", ["calvin", "maniskill_libero", "metaworld", "robotwin"])
+def test_a_dry_run_touches_nothing(machine: Machine, env: str) -> None:
+    before = sorted(machine.folder.rglob("*"))
+    done = machine.install("--model", "openvla-oft", "--env", env, "--use-mirror", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("dry run: nothing was changed\n")
+    assert (sorted(machine.folder.rglob("*")), machine.calls) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("minor", "env", "says"),
+    [
+        (11, "calvin", ""),
+        (12, "calvin", "Python 3.12.0: Bullet's wheels end at Python 3.11, so CALVIN cannot be simulated here"),
+        (13, "calvin", "Python 3.13.0: Bullet's wheels end at Python 3.11, so CALVIN cannot be simulated here"),
+        (12, "maniskill", ""),
+        (13, "maniskill", "Python 3.13.0: ManiSkill's own package ends at Python 3.12"),
+        (13, "metaworld", ""),
+    ],
+)
+def test_what_a_newer_python_lacks_is_one_line(machine: Machine, minor: int, env: str, says: str) -> None:
+    done = machine.python(minor).install("--model", "openpi", "--env", env, "--dry-run")
+    told = [line for line in done.stdout.splitlines() if line.startswith("Python 3.")]
+    assert (done.returncode, len(told)) == (0, bool(says)), done.stderr
+    assert "".join(told).startswith(says)
+
+
+def test_an_older_python_is_refused(machine: Machine) -> None:
+    done = machine.python(10).install("--model", "openpi", "--env", "metaworld")
+    assert (done.returncode, machine.calls) == (1, [])
+    assert done.stderr.endswith("is Python 3.10.0; rlinf needs Python 3.11 or newer\n")
+
+
+@pytest.mark.parametrize("env", ["calvin", "maniskill", "metaworld"])
+def test_the_tables_and_the_extras_of_the_package_agree(env: str) -> None:
+    """`pip install -e '.[calvin]'` and install.sh bring the same packages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = (ROOT / f"requirements/envs/{env}.txt").read_text().splitlines()
+    table = [line.replace('"', "'") for line in lines if line and not line.startswith("#")]
+    assert sorted(table) == sorted(project[env])
 
 
 def lay_out(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -6,8 +6,10 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from rlinf.envs.vec import VecEnv
 from rlinf.errors import NotInstalledError, UserError
 from rlinf.metrics.episode_summary import own_metrics, summarise
 from rlinf.metrics.names import expand
+from rlinf.simulators import installed
 from rlinf.simulators.calvin import Options, Scene
 from rlinf.simulators.calvin.assets import check_folder, find_folder, read_annotations
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, SCENES, ids_of, start_of
@@ -382,15 +385,40 @@ def test_a_missing_file_is_named(missing: str, calvin_path: Path, tmp_path: Path
 
 def test_a_missing_folder_is_a_line_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CALVIN_PATH")
-    with pytest.raises(AbsentError, match="CALVIN_PATH is not set"):
+    if not installed.installed_folders("calvin"):
+        env = make_env(trials=[chain_id(0)])
+        with pytest.raises(NotInstalledError, match=r"simulator 'calvin': CALVIN_PATH is not set and there is no data"):
+            env.reset()
+    monkeypatch.setattr(installed, "REPOSITORY", tmp_path)
+    with pytest.raises(AbsentError, match=r"CALVIN_PATH is not set and there is no data/calvin in .*: no folder"):
         find_folder(None)
-    env = make_env(trials=[chain_id(0)])
-    with pytest.raises(NotInstalledError, match="simulator 'calvin': CALVIN_PATH is not set: no folder"):
-        env.reset()
     for named in ({"data_path": str(tmp_path / "nowhere")}, {"data_path": str(tmp_path)}):
         env = make_env(trials=[chain_id(0)], init_params=named)
         with pytest.raises(UserError, match=r"is not a folder|lacks data/franka_panda/panda_longer_finger\.urdf"):
             env.reset()
+
+
+def test_the_installed_folder_needs_no_variable_and_a_variable_wins(
+    calvin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "REPOSITORY", tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/calvin").symlink_to(calvin_path)
+    (tmp_path / "other").mkdir()
+    monkeypatch.delenv("CALVIN_PATH")
+    assert find_folder(None) == calvin_path.resolve()
+    monkeypatch.setenv("CALVIN_PATH", str(tmp_path / "other"))
+    assert find_folder(None) == tmp_path / "other"
+    assert find_folder(str(tmp_path)) == tmp_path
+
+
+def test_a_python_without_bullet_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = namedtuple("version", "major minor")(3, 13)
+    monkeypatch.setattr(calvin.scene, "sys", SimpleNamespace(version_info=version))
+    monkeypatch.setattr(calvin.scene, "find_spec", lambda name: None)
+    line = r"^pybullet's wheels end at Python 3\.11 and this is 3\.13; [^\n]*env\.train\.python"
+    with pytest.raises(AbsentError, match=line):
+        Scene(Options())
 
 
 def test_broken_annotations_are_named(calvin_path: Path, tmp_path: Path) -> None:

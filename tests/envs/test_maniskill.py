@@ -18,6 +18,7 @@ from benchmarks.maniskill_env import published_world
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
+from rlinf.simulators import installed
 from rlinf.simulators.contract import AbsentError, SetupError
 from rlinf.simulators.maniskill import Options, Scene
 from rlinf.simulators.maniskill.assets import Assets, find_assets
@@ -370,11 +371,33 @@ def test_assets_are_found_in_either_folder(
     assert [len(part) for part in (assets.objects, assets.plates, assets.images)] == [25, 17, 21]
 
 
+@pytest.mark.parametrize("guide", [False, True], ids=["install.sh", "guide"])
+def test_installed_assets_need_no_variable(
+    guide: bool, assets: Assets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, maniskill_path: Path
+) -> None:
+    """The guide downloads the objects alone, beside the robot that install.sh brought."""
+    monkeypatch.setattr(installed, "REPOSITORY", tmp_path)
+    for variable in ("MANISKILL_ASSET_DIR", "MS_ASSET_DIR"):
+        monkeypatch.delenv(variable)
+    (tmp_path / "data/maniskill").mkdir(parents=True)
+    (tmp_path / "data/maniskill/data").symlink_to(maniskill_path / "data")
+    folder = tmp_path / ("rlinf/envs/maniskill/assets" if guide else "data/maniskill")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "carrot").symlink_to(maniskill_path / "carrot")
+    found = find_assets([(MAIN, "train")])
+    assert found.urdf.resolve() == assets.urdf.resolve()
+    assert [model.folder.resolve() for model in found.objects] == [model.folder.resolve() for model in assets.objects]
+
+
 def test_what_is_missing_is_named_with_the_line_that_fetches_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, maniskill_path: Path
 ) -> None:
+    monkeypatch.setattr(installed, "REPOSITORY", tmp_path)
     monkeypatch.delenv("MANISKILL_ASSET_DIR")
-    with pytest.raises(AbsentError, match=r"MANISKILL_ASSET_DIR is not set.*bash requirements/envs/maniskill.sh"):
+    with pytest.raises(
+        AbsentError,
+        match=r"is not set and there is no data/maniskill or rlinf.*bash requirements/envs",
+    ):
         Scene(Options())
     monkeypatch.setenv("MANISKILL_ASSET_DIR", str(tmp_path))
     with pytest.raises(SetupError, match="holds no carrot/more_carrot"):

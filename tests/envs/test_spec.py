@@ -35,6 +35,7 @@ def test_simulators_are_found_by_file_name() -> None:
 def test_missing_files_are_known_before_the_simulator_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     check_setup(EnvConfig(env_type="toy"), "env.train")
     monkeypatch.delenv("MANISKILL_ASSET_DIR", raising=False)
+    monkeypatch.setattr("rlinf.simulators.installed.FOLDERS", {"maniskill": ()})
     with pytest.raises(UserError, match=r"^simulator 'maniskill': MANISKILL_ASSET_DIR is not set"):
         check_setup(EnvConfig(env_type="maniskill"), "env.train")
 

@@ -92,6 +92,7 @@ def test_doctor_reports_what_the_drawing_process_did(
     monkeypatch: pytest.MonkeyPatch, status: int, out: dict, err: str, line: str
 ) -> None:
     monkeypatch.delenv("MANISKILL_ASSET_DIR", raising=False)
+    monkeypatch.setattr("rlinf.simulators.installed.FOLDERS", {"maniskill": ()})
     done = subprocess.CompletedProcess([], status, json.dumps(out), err)
     monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: done)
     try:

@@ -12,6 +12,7 @@ import yaml
 import rlinf.metrics.loggers as loggers
 from rlinf.config.schema import LoggerConfig
 from rlinf.errors import UserError
+from rlinf.metrics.logger_modes import choose_mode
 from rlinf.metrics.loggers import MetricLogger, read_jsonl
 
 
@@ -85,6 +86,8 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, name: str, monkeypatc
 
 def test_a_failing_backend_warns_once_and_the_file_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Down:
+        note = ""
+
         def __init__(self, *_: Any) -> None: ...
 
         def log(self, step: int, metrics: Any) -> None:
@@ -115,16 +118,89 @@ def test_tensorboard_holds_both_dialects_and_purges_on_resume(tmp_path: Path) ->
     assert (tmp_path / "tensorboard" / "config.yaml").exists()
 
 
+@pytest.fixture
+def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user who never logged in anywhere; returns their home."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for variable in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_ROOT", "SWANLAB_SAVE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    return home
+
+
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 def test_wandb_works_offline_and_keeps_its_id(tmp_path: Path) -> None:
-    log_steps(open_logger(tmp_path, "wandb"), 1, 3)
+    log_steps(open_logger(tmp_path, "wandb", wandb_mode="offline"), 1, 3)
     first = (tmp_path / "wandb" / "run_id").read_text()
-    log_steps(open_logger(tmp_path, "wandb", resume_step=2), 3, 4)
+    log_steps(open_logger(tmp_path, "wandb", wandb_mode="offline", resume_step=2), 3, 4)
     assert (tmp_path / "wandb" / "run_id").read_text() == first
     assert len(list((tmp_path / "wandb").glob(f"offline-run-*-{first}/run-{first}.wandb"))) >= 1
 
 
 @pytest.mark.skipif(importlib.util.find_spec("swanlab") is None, reason="swanlab is not installed")
-def test_swanlab_works_offline(tmp_path: Path) -> None:
-    log_steps(open_logger(tmp_path, "swanlab", swanlab_mode="offline"), 1, 3)
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_all_three_work_without_a_login_and_say_that_they_are_offline(tmp_path: Path, no_login: Path) -> None:
+    logger = open_logger(tmp_path, "tensorboard", "wandb", "swanlab")
+    assert [note.split(";")[0] for note in logger.notes] == [
+        "wandb: offline, since there is no login on this machine",
+        "swanlab: offline, since there is no login on this machine",
+    ]
+    log_steps(logger, 1, 3)
+    assert any((tmp_path / "tensorboard").glob("events.*"))
+    assert any((tmp_path / "wandb").glob("offline-run-*"))
     assert any((tmp_path / "swanlab").glob("run-*"))
+
+
+@pytest.mark.parametrize(
+    ("service", "asked", "variables", "file", "mode"),
+    [
+        ("wandb", "offline", {"WANDB_API_KEY": "x", "WANDB_MODE": "online"}, "", "offline"),
+        ("wandb", "auto", {"WANDB_API_KEY": "x", "WANDB_MODE": "disabled"}, "", "disabled"),
+        ("wandb", "auto", {"WANDB_API_KEY": "x"}, "", "online"),
+        ("wandb", "auto", {}, ".netrc api.wandb.ai", "online"),
+        ("wandb", "auto", {"WANDB_BASE_URL": "https://own.example"}, ".netrc api.wandb.ai", "offline"),
+        ("wandb", "auto", {}, ".netrc other.example", "offline"),
+        ("wandb", "auto", {"SWANLAB_API_KEY": "x"}, "", "offline"),
+        ("swanlab", "auto", {"SWANLAB_API_KEY": "x"}, "", "online"),
+        ("swanlab", "auto", {}, ".swanlab/.netrc any.example", "online"),
+        ("swanlab", "auto", {}, ".netrc any.example", "offline"),
+        ("swanlab", "local", {}, "", "local"),
+    ],
+)
+def test_a_mode_is_online_after_a_login_only(
+    no_login: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    service: str,
+    asked: str,
+    variables: dict[str, str],
+    file: str,
+    mode: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if file:
+        name, host = file.split()
+        (no_login / name).parent.mkdir(exist_ok=True)
+        (no_login / name).write_text(f"machine {host} login user password key\n")
+    chosen = choose_mode(service, asked)
+    assert chosen.mode == mode
+    assert bool(chosen.note) == (asked == "auto" and mode == "offline")
+
+
+def test_a_server_that_is_away_makes_auto_offline_and_stops_who_asked_for_it(
+    no_login: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(mode: str) -> str:
+        if mode == "online":
+            raise ConnectionError("no route")
+        return mode
+
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    run, note = loggers._start("wandb", "auto", init)
+    assert (run, note.split(";")[0]) == ("offline", "wandb: offline, since online failed (no route)")
+    with pytest.raises(UserError, match="logger backend wandb could not start: no route"):
+        loggers._start("wandb", "online", init)

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlinf.simulators.calvin.starts import GEOMETRY
 from rlinf.simulators.calvin.tasks import COLOURS, TASKS
 from rlinf.simulators.contract import AbsentError, SetupError
+from rlinf.simulators.installed import installed_folders, not_there
 
 ROBOT = "data/franka_panda/panda_longer_finger.urdf"
 PLANE = "data/plane/plane.urdf"
@@ -29,10 +30,13 @@ def block_files(scene: str) -> list[str]:
 
 
 def find_folder(given: str | None) -> Path:
-    """The folder that init_params.data_path or the variable CALVIN_PATH names."""
+    """The folder that init_params.data_path or the variable CALVIN_PATH names, else the one install.sh laid out."""
     named = given or os.environ.get("CALVIN_PATH")
     if not named:
-        raise AbsentError(f"CALVIN_PATH is not set: no folder with CALVIN's files; {LAYOUT}")
+        found = installed_folders("calvin")
+        if not found:
+            raise AbsentError(f"{not_there('CALVIN_PATH', 'calvin')}: no folder with CALVIN's files; {LAYOUT}")
+        return found[0].resolve()
     folder, origin = Path(named).expanduser(), "data_path" if given else "CALVIN_PATH"
     if not folder.is_dir():
         raise SetupError(f"{origin}={named} is not a folder; {LAYOUT}")
@@ -46,7 +50,7 @@ def check_folder(folder: Path, scenes: Sequence[str]) -> None:
     for name in wanted:
         for path in (folder / name, *_referenced(folder / name)):
             if not path.is_file():
-                raise SetupError(f"CALVIN_PATH={folder} lacks {os.path.relpath(path, folder)}; {LAYOUT}")
+                raise SetupError(f"{folder} lacks {os.path.relpath(path, folder)}; {LAYOUT}")
 
 
 def _referenced(path: Path) -> Iterator[Path]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+
 import numpy as np
 
 from rlinf.simulators.calvin.assets import check_folder, find_folder, read_annotations
@@ -9,13 +12,24 @@ from rlinf.simulators.calvin.chain import Chain
 from rlinf.simulators.calvin.starts import start_of
 from rlinf.simulators.calvin.suite import Options
 from rlinf.simulators.calvin.tasks import TASKS, solved
-from rlinf.simulators.contract import Array, ReplayScene, SceneObservation
+from rlinf.simulators.contract import AbsentError, Array, ReplayScene, SceneObservation
+
+
+def check_bullet() -> None:
+    """Refuse a Python that Bullet has no wheel for; where it is merely not installed, importing it says so."""
+    if sys.version_info >= (3, 12) and find_spec("pybullet") is None:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise AbsentError(
+            f"pybullet's wheels end at Python 3.11 and this is {version}; install with Python 3.11, or let "
+            "env.train.python and env.eval.python name an interpreter that has numpy, pyyaml and pybullet"
+        )
 
 
 class Scene(ReplayScene):
     """An episode: a world, the chain of its tasks, and the facts of the moment at which the current task began."""
 
     def __init__(self, options: Options) -> None:
+        check_bullet()
         folder = find_folder(options.data_path)
         check_folder(folder, options.scenes)
         self.options = options

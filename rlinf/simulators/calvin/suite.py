@@ -44,7 +44,7 @@ class Options:
     compat: bool = False
     """As published: scene D's blocks and door in A-C, chunks played to their end; set by `compat: rlinf-0.4`."""
     data_path: str | None = None
-    """Folder with CALVIN's files; null takes the variable CALVIN_PATH."""
+    """Folder with CALVIN's files; null takes the variable CALVIN_PATH, else data/calvin, where install.sh puts them."""
 
     def __post_init__(self) -> None:
         letters = self.task_suite_name.removeprefix("calvin_").upper()

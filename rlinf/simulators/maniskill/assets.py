@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.simulators.contract import AbsentError, SetupError
+from rlinf.simulators.installed import installed_folders, not_there
 from rlinf.simulators.maniskill.tasks import NUM_IMAGES, NUM_OBJECTS, NUM_PLATES, BodyKey, Episode, Variant, variant
 
-INSTALL = (
-    "`bash requirements/envs/maniskill.sh FOLDER` fetches everything, then "
-    "`export MANISKILL_ASSET_DIR=FOLDER MS_ASSET_DIR=FOLDER`"
-)
+INSTALL = "`bash requirements/envs/maniskill.sh` fetches everything into data/maniskill"
 URDF, TABLE = "data/robots/widowx/wx250s.urdf", "data/tasks/bridge_v2_real2sim_dataset/stages/bridge_table_1_v1.glb"
 VISUALS = ("textured.obj", "textured.dae", "textured.glb")  # the first that is there is drawn
 
@@ -88,8 +86,11 @@ class Assets:
 
 
 def find_assets(rows: Sequence[tuple[str, str]]) -> Assets:
-    """The assets under MANISKILL_ASSET_DIR and MS_ASSET_DIR, complete for these (id, obj_set)."""
-    carrot = _carrot_folder()
+    """The assets under MANISKILL_ASSET_DIR and MS_ASSET_DIR or where they are installed, complete for these rows.
+
+    A row is (id, obj_set).
+    """
+    carrot = carrot_folder()
     ours = Assets(
         urdf=_ms_folder() / URDF,
         table=_ms_folder() / TABLE,
@@ -101,25 +102,32 @@ def find_assets(rows: Sequence[tuple[str, str]]) -> Assets:
     return ours
 
 
-def _carrot_folder() -> Path:
-    """The folder carrot/, or the one that holds it: both have been called MANISKILL_ASSET_DIR."""
+def carrot_folder() -> Path:
+    """The folder carrot/ in MANISKILL_ASSET_DIR, or that itself (both have been called so); else an installed one."""
     named = os.environ.get("MANISKILL_ASSET_DIR")
-    if not named:
-        raise AbsentError(f"MANISKILL_ASSET_DIR is not set: no folder with the objects of the tasks; {INSTALL}")
-    folder = Path(named).expanduser().resolve()
-    for carrot in (folder / "carrot", folder):
-        if (carrot / "more_carrot").is_dir():
-            return carrot
-    raise SetupError(f"MANISKILL_ASSET_DIR={named} holds no carrot/more_carrot; {INSTALL}")
+    folders = [Path(named).expanduser().resolve()] if named else installed_folders("maniskill")
+    for folder in folders:
+        for carrot in (folder / "carrot", folder):
+            if (carrot / "more_carrot").is_dir():
+                return carrot
+    if named:
+        raise SetupError(f"MANISKILL_ASSET_DIR={named} holds no carrot/more_carrot; {INSTALL}")
+    absent = not_there("MANISKILL_ASSET_DIR", "maniskill")
+    raise AbsentError(f"{absent} that holds the objects of the tasks; {INSTALL}")
 
 
 def _ms_folder() -> Path:
-    """What ManiSkill itself takes: MS_ASSET_DIR, else ~/.maniskill; the robot may also lie beside the objects."""
-    named = os.environ.get("MS_ASSET_DIR")
-    beside = Path(os.environ.get("MANISKILL_ASSET_DIR", "")).expanduser().resolve()
-    if named is None and (beside / URDF).is_file():
-        return beside
-    return Path(named or "~/.maniskill").expanduser().resolve()
+    """What ManiSkill itself takes, MS_ASSET_DIR; else a folder that holds the robot: beside the objects, or installed.
+
+    If there is none, ManiSkill's own ~/.maniskill.
+    """
+    if named := os.environ.get("MS_ASSET_DIR"):
+        return Path(named).expanduser().resolve()
+    beside = os.environ.get("MANISKILL_ASSET_DIR")
+    folders = [Path(beside).expanduser().resolve()] if beside else []
+    folders += installed_folders("maniskill")
+    own = Path("~/.maniskill").expanduser().resolve()
+    return next((folder for folder in folders if (folder / URDF).is_file()), own)
 
 
 def _read(path: Path, count: int) -> dict[str, Any]:

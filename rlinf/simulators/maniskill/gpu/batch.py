@@ -8,7 +8,9 @@ device once per chunk. Letters: B envs, R rows of a call, C actions of a chunk. 
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import BadZipFile
@@ -171,6 +173,8 @@ def make_env(options: Options, num_envs: int) -> PutOnPlate:
 
     if not torch.cuda.is_available():
         raise SetupError("sim_backend: gpu needs an NVIDIA GPU and a torch that sees it; sim_backend: cpu does not")
+    if sys.version_info >= (3, 13) and find_spec("mani_skill") is None:
+        raise SetupError("sim_backend: gpu needs ManiSkill's package, which ends at Python 3.12; use sim_backend: cpu")
     check_driver()
     enable_gpu_physics()
     from rlinf.simulators.maniskill.gpu.environment import PutOnPlate
