@@ -38,8 +38,14 @@ def test_means_over_episodes_and_tasks() -> None:
         "extra/grasped": 0.5,
         "task/push/success_once": 0.0,
         "task/push/success_at_end": 0.0,
+        "task/push/return": 0.0,
+        "task/push/episode_len": 30.0,
+        "task/push/num_trajectories": 1.0,
         "task/reach/success_once": 1.0,
         "task/reach/success_at_end": 0.5,
+        "task/reach/return": 0.5,
+        "task/reach/episode_len": 15.0,
+        "task/reach/num_trajectories": 2.0,
     }
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from rlinf.commands import jobs
 from rlinf.config.load import load_config
-from rlinf.data.types import EpisodeRecord
-from rlinf.metrics.episode_summary import evaluation_metrics
 from rlinf.metrics.loggers import read_jsonl
 from tests.runs import toy_config
 
@@ -56,23 +54,3 @@ def test_an_evaluation_in_the_folder_of_a_run_adds_a_line(tmp_path: Path) -> Non
     assert [json.loads(line)["step"] for line in lines.splitlines()] == [1, 2, 3, 2, 1]
     assert (tmp_path / "config.yaml").read_text() == config
     assert "3 training steps" in (tmp_path / "report.html").read_text()
-
-
-def test_metrics_of_each_task() -> None:
-    def record(task: str, steps: int, reward: float, solved: bool) -> EpisodeRecord:
-        return EpisodeRecord("toy", task, 0, 0, 0, steps, reward, solved, solved)
-
-    records = [record("a", 4, 1.0, True), record("a", 8, 0.0, False), record("b", 6, 3.0, True)]
-    metrics = evaluation_metrics(records)
-    assert {k.removeprefix("eval/task/"): v for k, v in metrics.items() if "/task/" in k} == {
-        "a/success_once": 0.5,
-        "a/success_at_end": 0.5,
-        "a/return": 0.5,
-        "a/episode_len": 6.0,
-        "a/num_trajectories": 2.0,
-        "b/success_once": 1.0,
-        "b/success_at_end": 1.0,
-        "b/return": 3.0,
-        "b/episode_len": 6.0,
-        "b/num_trajectories": 1.0,
-    }

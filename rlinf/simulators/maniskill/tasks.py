@@ -237,7 +237,7 @@ def variant(env_id: str, obj_set: str) -> Variant:
         raise ValueError(f"id={env_id!r} is not an environment{hint}; known: {PREFIX} + {short}")
     sets = VARIANTS[env_id]
     if obj_set not in sets:
-        raise ValueError(f"obj_set={obj_set!r} must be {', '.join(sets)}")
+        raise ValueError(f"obj_set={obj_set!r} must be {' or '.join(sets)} for {env_id}")
     return sets[obj_set]
 
 
