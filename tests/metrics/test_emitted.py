@@ -95,6 +95,7 @@ RUNS = {
         "calvin_d_d_ppo_openpi",
         (
             *shortened(f"env.train.init_params={SMALL}", f"env.eval.init_params={SMALL}", steps=360, episode=1800),
+            "env.eval.num_trials=1",
             "env.eval.ignore_terminations=false",
             "actor.micro_batch_size=16",
             "actor.global_batch_size=144",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,8 +19,12 @@ EXTRAS = ("tensorboard", "wandb", "swanlab", "pyarrow", "peft", "av", "PIL", "ra
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's content; the packages it needs are those of this interpreter."""
     folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"  # a copy: building leaves files behind, which a later wheel would hold as well
+    shutil.copytree(ROOT / "rlinf", sources / "rlinf", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, sources)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*command, str(ROOT)], check=True)
+    subprocess.run([*command, str(sources)], check=True)
     (wheel,) = folder.glob("rlinf-*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
     return folder / "site"
