@@ -1,4 +1,4 @@
-"""The tables of docs/compat.md that are made from the code: old names of keys, keys without effect, other values.
+"""The tables of docs/compat.md that are made from the code: what is restored, old and idle keys, other values.
 
 `python -m rlinf.commands.compat_page docs/compat.md` writes them between their markers (`make docs`).
 """
@@ -9,12 +9,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import rlinf
 from rlinf.compat.keys import NO_EFFECT, RENAMED
 from rlinf.compat.recipes import DIFFERENCES, NOT_SHIPPED
+from rlinf.compat.restored import RESTORED
 
 
 def tables() -> Iterator[tuple[str, str]]:
     """Name of a marker and the table that stands there."""
+    rows = [f"| {r.published} | {r.here} | {_links(r.switches)} | {r.pinned} |" for r in RESTORED]
+    yield (
+        "restored",
+        "\n".join(["| published behaviour | here | restored by | pinned by |", "|---|---|---|---|", *rows]),
+    )
     rows = [f"| `{old}` | {', '.join(f'`{name}`' for name in new)} |" for old, new in RENAMED.items()]
     yield "renamed", "\n".join(["| old | now |", "|---|---|", *rows])
     rows = [f"| `{row.key}` | {_values(row.only)} | {row.why} |" for row in NO_EFFECT]
@@ -34,6 +41,20 @@ def filled(page: str) -> str:
             raise ValueError(f"the page has no place for the table {name}: {begin} ... {end}")
         page = f"{before}{begin}\n{table}\n{end}{after}"
     return page
+
+
+def _links(switches: tuple[str, ...]) -> str:
+    """The short name of each switch, as a link to the file that holds it."""
+    found = [module_and_name(switch) for switch in switches]
+    return ", ".join(f"[`{name}`](../{module.replace('.', '/')}.py)" for module, name in found)
+
+
+def module_and_name(name: str) -> tuple[str, str]:
+    """Split `package.module.Class.name` after its module, which the file system knows."""
+    parts = name.split(".")
+    root = Path(rlinf.__path__[0]).parent
+    end = next(i for i in range(len(parts), 0, -1) if (root / "/".join(parts[:i])).with_suffix(".py").is_file())
+    return ".".join(parts[:end]), ".".join(parts[end:])
 
 
 def _values(only: tuple) -> str:
