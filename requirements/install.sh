@@ -64,7 +64,7 @@ use_mirrors() {
 
 # Make data/$1 lead to folder $2, so that the simulator finds it without a variable. A real folder there is left alone.
 remember() {
-  if [[ $2 == "$PWD/data/$1" || (-e data/$1 && ! -L data/$1) ]]; then return; fi
+  if [[ $2 == "$(pwd -P)/data/$1" || $2 == "$(realpath -m "data/$1")" || (-e data/$1 && ! -L data/$1) ]]; then return; fi
   run mkdir -p data
   run ln -sfn "$2" "data/$1"
   echo "data/$1 leads to $2, so no variable needs to name it"

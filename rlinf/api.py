@@ -12,6 +12,7 @@ import torch
 
 from rlinf.commands import jobs
 from rlinf.commands.export import stored_settings
+from rlinf.compat.envs import env_class
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
@@ -163,7 +164,7 @@ def make_env(
     env = cfg.env.train if mode == "train" else cfg.env.eval
     env = replace(env, total_num_envs=num_envs or env.total_num_envs, auto_reset=env.auto_reset or gymnasium)
     spec = env_spec(env, f"env.{mode}")
-    envs = VecEnv(
+    envs = env_class(cfg.compat)(
         env,
         spec,
         env_ids=range(env.total_num_envs),

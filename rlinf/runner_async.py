@@ -1,8 +1,9 @@
 """AsyncRunner: rollouts run while the actor learns, with weights at most `runner.max_staleness` updates old.
 
 Rollout k + s (s = max_staleness) is queued before update k begins, with the weights of update k - 1. Nothing depends on
-which side is faster, so a run is as repeatable as a synchronous one. No rollout runs past an evaluation or a
-checkpoint: both see the weights and the episodes of their step, and a resumed run is exact.
+which side is faster, so a run is as repeatable as a synchronous one. No rollout runs past an evaluation or a planned
+checkpoint: both see the weights and the episodes of their step, and a run resumed from it is exact. What SIGTERM saves
+in between has envs that rollouts ahead have moved on; its weights are exact.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ fail() {
 
 if [[ -d $folder/data && -d $folder/tasks ]]; then
   echo "CALVIN's files are in $folder already; remove it to fetch them again"
+elif [[ -e $folder/data ]]; then
+  fail "$folder/data exists and is not CALVIN's; move it away, or set CALVIN_PATH to another folder"
 else
   command -v git >/dev/null || fail "git was not found"
   work=$(mktemp -d)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import rlinf
 from rlinf.compat.keys import NO_EFFECT, RENAMED
 from rlinf.compat.recipes import DIFFERENCES, NOT_SHIPPED
 from rlinf.compat.restored import RESTORED
@@ -52,7 +51,7 @@ def _links(switches: tuple[str, ...]) -> str:
 def module_and_name(name: str) -> tuple[str, str]:
     """Split `package.module.Class.name` after its module, which the file system knows."""
     parts = name.split(".")
-    root = Path(rlinf.__path__[0]).parent
+    root = Path(__file__).parents[2]
     end = next(i for i in range(len(parts), 0, -1) if (root / "/".join(parts[:i])).with_suffix(".py").is_file())
     return ".".join(parts[:end]), ".".join(parts[end:])
 

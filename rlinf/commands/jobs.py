@@ -53,6 +53,7 @@ def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
     runner = Runner(cfg, make_plan(cfg), watch=log)
     try:
         runner.global_step = step_of(cfg.runner.ckpt_path)
+        log.start_evaluation(runner.global_step)
         metrics = runner.evaluate_only()
         log.log_evaluation(runner.global_step, metrics)
         return metrics, log.last_records
@@ -66,6 +67,7 @@ def evaluate_expert(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeReco
 
     log, env = RunLog(cfg), cfg.env.eval
     try:
+        log.start_evaluation(0)
         records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
         metrics = evaluation_metrics(records, groups)
         log.evaluated(0, records, groups)
@@ -90,6 +92,8 @@ def sft(cfg: Config) -> Path:
 
     where = replace(cfg.runner.logger, log_path=str(Path(cfg.runner.logger.log_path) / "sft"))
     logger = MetricLogger(where, asdict(cfg), resume_step=None)
+    for note in logger.notes:
+        print(note)
     try:
         folder = train_sft(cfg, on_step=logger.log)
     finally:

@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MappingNode, SafeLoader, YAMLError
+from yaml import MappingNode, SafeLoader, ScalarNode, YAMLError
 from yaml import compose as compose_nodes
 
 from rlinf.compat.keys import OLD_GROUPS, RENAMED, is_below, no_effect_paths, rename_path, warn_once
@@ -260,6 +260,8 @@ def _split_pasted(file: Path) -> tuple[str, list[str]]:
     text = file.read_text(encoding="utf-8")
     root = compose_nodes(text, Loader=SafeLoader)
     entries = root.value if isinstance(root, MappingNode) else []
+    if not entries or not all(isinstance(key, ScalarNode) for key, _ in entries):
+        return text, []  # nothing is named twice; what is wrong with it is said when it is read
     starts = [key.start_mark.index for key, _ in entries]
     own, pasted, seen = text[: starts[0]] if starts else text, [], set[str]()
     for (key, _), start, end in zip(entries, starts, [*starts[1:], len(text)], strict=True):

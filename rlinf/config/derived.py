@@ -38,7 +38,7 @@ def rollout_size(cfg: Config) -> int:
 def micro_batch_size(cfg: Config, ranks: int) -> int:
     """Samples per forward on each of so many actor ranks: actor.micro_batch_size, or the next smaller divisor of a
     rank's share of the global batch."""
-    share = cfg.actor.global_batch_size // ranks
+    share = max(1, cfg.actor.global_batch_size // ranks)  # an evaluation does not care for batches
     return largest_divisor(share, at_most=cfg.actor.micro_batch_size)
 
 

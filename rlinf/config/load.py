@@ -61,16 +61,17 @@ def typed_config(composed: Composed, tree: Tree, purpose: Purpose) -> Config:
     keys = frozenset([*key_paths(Config), *key_paths(type(actor), "actor.model")])
     cfg: Config = convert(Config, tree, "", composed.origin, keys)
     cfg = replace(cfg, actor=replace(cfg.actor, model=_completed_model(composed, cfg)))
-    if cfg.compat is None:
-        return cfg
-    return replace(cfg, env=replace(cfg.env, train=_compat_env(cfg.env.train), eval=_compat_env(cfg.env.eval)))
+    train, evaluation = _switched_on(cfg.env.train, "whole_chunks"), cfg.env.eval
+    if cfg.compat is not None:
+        train, evaluation = _switched_on(train, "compat"), _switched_on(evaluation, "compat")
+    return replace(cfg, env=replace(cfg.env, train=train, eval=evaluation))
 
 
-def _compat_env(env: EnvConfig) -> EnvConfig:
-    """A simulator that has a `compat` option follows the top-level switch, unless its init_params say otherwise."""
-    if "compat" not in {f.name for f in fields(find_simulator(env.env_type).Options)}:
+def _switched_on(env: EnvConfig, option: str) -> EnvConfig:
+    """The same env with an option that its simulator may have set to true, unless its init_params say otherwise."""
+    if option not in {f.name for f in fields(find_simulator(env.env_type).Options)}:
         return env
-    return replace(env, init_params={"compat": True} | env.init_params)
+    return replace(env, init_params={option: True} | env.init_params)
 
 
 def _models(composed: Composed, tree: Tree) -> tuple[ModelConfig, ModelConfig]:

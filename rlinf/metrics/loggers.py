@@ -102,7 +102,7 @@ class JsonlLog:
         self.last_step = -1
         if path.exists():
             if appends:
-                _drop_after(path, None)  # only a line that was cut short
+                _drop_cut_line(path)  # nothing else is rewritten: a training run may have the file open
             elif not resume_step:
                 path.rename(_unused_name(path))
             else:
@@ -256,12 +256,21 @@ def _start(name: str, asked: str, init: Callable[[str], Any]) -> tuple[Any, str]
         if asked != "auto" or mode == "offline":
             raise UserError(f"logger backend {name} could not start: {error}") from error
         failure = " ".join(str(error).split())
-    return init("offline"), offline_note(name, f"{mode} failed ({failure})")
+    try:
+        return init("offline"), offline_note(name, f"{mode} failed ({failure})")
+    except Exception as error:
+        raise UserError(f"logger backend {name} could not start: {failure}; nor offline: {error}") from error
 
 
 def _write_yaml(path: Path, config_dict: Mapping[str, Any]) -> None:
     plain = json.loads(json.dumps(config_dict, default=str))  # tuples become lists, paths become text
     path.write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Drop a last line that a kill cut short, within the file itself."""
+    with path.open("rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _unused_name(path: Path) -> Path:
@@ -272,9 +281,9 @@ def _unused_name(path: Path) -> Path:
     return other
 
 
-def _drop_after(path: Path, resume_step: int | None) -> int:
-    """Drop the lines of steps the resumed run will play again, None for no step; returns the last step kept."""
-    kept = [row for row in read_jsonl(path) if resume_step is None or row["step"] <= resume_step]
+def _drop_after(path: Path, resume_step: int) -> int:
+    """Drop the lines of steps that the resumed run will play again; returns the last step kept."""
+    kept = [row for row in read_jsonl(path) if row["step"] <= resume_step]
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     os.replace(temporary, path)

@@ -61,13 +61,14 @@ class RunLog:
         self._open(step).log(step, metrics)
         self.console.step(step, metrics)
 
+    def start_evaluation(self, step: int) -> None:
+        """Open the loggers for an evaluation that is no part of a training run: nothing in the folder is changed."""
+        self._open(step, appends=True)
+
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Log an evaluation that is no part of a training run: it changes nothing that the folder holds."""
+        """Log such an evaluation."""
         self.last_metrics = metrics
-        if self.logger is None:
-            settings = self.cfg.runner.logger
-            self.logger = MetricLogger(settings, asdict(self.cfg), resume_step=step, appends=True)
-        self.logger.log(step, metrics)
+        self._open(step, appends=True).log(step, metrics)
 
     def evaluated(
         self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
@@ -118,9 +119,9 @@ class RunLog:
         if self.evaluations or (self.logger is not None and self.logger.last_step > 0):
             write_report(self.folder)
 
-    def _open(self, step: int) -> MetricLogger:
+    def _open(self, step: int, *, appends: bool = False) -> MetricLogger:
         if self.logger is None:
-            self.logger = MetricLogger(self.cfg.runner.logger, asdict(self.cfg), resume_step=step)
+            self.logger = MetricLogger(self.cfg.runner.logger, asdict(self.cfg), resume_step=step, appends=appends)
             for note in self.logger.notes:
                 self.console.say(note)
         return self.logger

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import platform
 import re
@@ -69,9 +70,13 @@ class Manifest:
 def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) -> Iterator[Path]:
     """The folder global_step_<step> for the block to fill; a manifest is added at its end.
 
-    Then all but the last `keep` checkpoints are deleted; 0 deletes none.
+    Then all but the last `keep` checkpoints with this `config_hash` are deleted; 0 deletes none. A checkpoint of the
+    same step from a run with another one is renamed, not replaced.
     """
     final = root / f"global_step_{step}"
+    if final.exists() and _hash_of(final) not in (config_hash, None):
+        number = next(n for n in itertools.count(1) if not (root / f"earlier_{n}_{final.name}").exists())
+        final.rename(root / f"earlier_{number}_{final.name}")
     for leftover in root.glob(f"{TEMPORARY}global_step_*"):
         shutil.rmtree(leftover)
     with atomic_folder(final, what=f"checkpoint {final}") as folder:
@@ -81,7 +86,8 @@ def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) ->
         (folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
     if keep > 0:
         so_far = [p for p in _numbered(root) if step_of(p.name) <= step]  # later ones belong to an earlier run
-        for old in so_far[:-keep]:
+        own = [p for p in so_far if _hash_of(p) == config_hash]
+        for old in own[:-keep]:
             shutil.rmtree(old)
 
 
@@ -148,8 +154,11 @@ def config_hash(cfg: Any) -> str:
     tree = asdict(cfg)
     model, train = tree["actor"]["model"], tree["env"]["train"]
     for block, names in (
-        (model, ("model_path", "lora_path", "gradient_checkpointing")),  # the weights are those of the checkpoint
-        (train, ("video_cfg", "enable_offload", "num_processes", "max_restarts")),
+        (model, ("model_path", "lora_path")),  # the weights are those of the checkpoint
+        (model, ("gradient_checkpointing", "cuda_graphs")),
+        (train, ("video_cfg", "enable_offload", "num_processes", "max_restarts", "step_deadline_s", "python")),
+        (train, ("assets_path", "seeds_path")),
+        (train["init_params"], ("data_path",)),
         (tree["actor"]["optim"], ("total_training_steps",)),  # a run may be made longer
     ):
         for name in names:
@@ -160,7 +169,7 @@ def config_hash(cfg: Any) -> str:
         train,
         actor,
         tree["rollout"]["sampling_params"],
-        tree["runner"]["seed"],
+        [tree["runner"][name] for name in ("seed", "max_staleness", "weight_sync_interval")],
         tree["compat"],
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -177,6 +186,14 @@ def sha256(path: Path) -> str:
     """The SHA-256 digest of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of(folder: Path) -> str | None:
+    """The config_hash of a checkpoint; None of one that was never completed."""
+    try:
+        return Manifest.parse(folder).config_hash
+    except UserError:
+        return None
 
 
 def _numbered(root: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.compat import keys as aliases
+from rlinf.config.derived import micro_batch_size
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.errors import UserError
@@ -338,3 +340,30 @@ def test_placeholder_of_a_small_size_means_random_weights(caplog: pytest.LogCapt
         cfg = load("actor.model.size=compact", name="metaworld_50_ppo_openpi")
     assert cfg.actor.model.model_path is None
     assert "actor.model.model_path is not set: the policy starts from random weights" in caplog.messages
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "? [a, b]\n: 1\n"])
+def test_what_is_no_config_is_said_in_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"mine"):
+        load_config(str(file))
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_an_empty_file_is_no_traceback(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with contextlib.suppress(UserError):
+        load_config(str(file), purpose="plan", devices=[0])
+
+
+def test_training_plays_whole_chunks_where_evaluations_may_cut_them() -> None:
+    cfg = load_config("calvin_d_d_ppo_openpi", purpose="plan", devices=[8])
+    assert cfg.env.train.init_params["whole_chunks"] is True
+    assert "whole_chunks" not in cfg.env.eval.init_params
+
+
+def test_an_evaluation_may_have_more_ranks_than_a_batch_has_samples() -> None:
+    cfg = load_config("toy_ppo_compact", ["actor.global_batch_size=2", "actor.micro_batch_size=2"], purpose="eval")
+    assert micro_batch_size(cfg, 4) == 1

@@ -13,7 +13,7 @@ import rlinf.metrics.loggers as loggers
 from rlinf.config.schema import LoggerConfig
 from rlinf.errors import UserError
 from rlinf.metrics.logger_modes import choose_mode
-from rlinf.metrics.loggers import MetricLogger, read_jsonl
+from rlinf.metrics.loggers import JsonlLog, MetricLogger, read_jsonl
 
 
 def open_logger(folder: Path, *backends: str, resume_step: int | None = None, **keys: Any) -> MetricLogger:
@@ -204,3 +204,20 @@ def test_a_server_that_is_away_makes_auto_offline_and_stops_who_asked_for_it(
     assert (run, note.split(";")[0]) == ("offline", "wandb: offline, since online failed (no route)")
     with pytest.raises(UserError, match="logger backend wandb could not start: no route"):
         loggers._start("wandb", "online", init)
+
+
+def test_an_evaluation_beside_a_running_log_takes_nothing_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    training = JsonlLog(path, resume_step=None)
+    training.write(1, {"a": 1.0})
+    evaluation = JsonlLog(path, resume_step=1, appends=True)
+    evaluation.write(1, {"b": 2.0})
+    training.write(2, {"a": 3.0})
+    assert [row["step"] for row in read_jsonl(path)] == [1, 1, 2]
+
+
+def test_what_is_appended_after_a_cut_line_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "a"')
+    JsonlLog(path, resume_step=1, appends=True).write(1, {"b": 2.0})
+    assert [row["step"] for row in read_jsonl(path)] == [1, 1]

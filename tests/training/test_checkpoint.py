@@ -74,6 +74,8 @@ def test_auto_takes_what_the_same_config_saved_last(tmp_path):
         ),
         (["actor.micro_batch_size=16", "actor.optim.total_training_steps=50", "env.eval.num_trials=8"], True),
         (["env.train.enable_offload=true", "env.train.num_processes=2", "actor.model.model_path=/some/where"], True),
+        (["env.train.step_deadline_s=300"], True),
+        (["runner.weight_sync_interval=2"], False),
         (["runner.seed=1"], False),
         (["actor.optim.lr=1e-5"], False),
         (["algorithm.gamma=0.9"], False),
@@ -115,6 +117,16 @@ def test_keep_last_k_by_number(tmp_path):
     for step in (2, 9, 10):
         save(tmp_path, step, keep=2)
     assert sorted(p.name for p in tmp_path.glob("global_step_*")) == ["global_step_10", "global_step_9"]
+
+
+def test_a_run_with_other_settings_deletes_nothing(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, step, keep=1, text="other", config_hash="other")
+        save(tmp_path, step, keep=1, text="other", config_hash="other")  # the same run again replaces its own
+    save(tmp_path, 30, keep=1)
+    save(tmp_path, 40, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["earlier_1_global_step_30", "global_step_40"]
+    assert Manifest.read(tmp_path / "earlier_1_global_step_30").config_hash == "other"
 
 
 def test_keep_never_takes_the_one_just_saved(tmp_path):

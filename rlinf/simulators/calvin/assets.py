@@ -33,7 +33,7 @@ def find_folder(given: str | None) -> Path:
     """The folder that init_params.data_path or the variable CALVIN_PATH names, else the one install.sh laid out."""
     named = given or os.environ.get("CALVIN_PATH")
     if not named:
-        found = installed_folders("calvin")
+        found = [folder for folder in installed_folders("calvin") if (folder / ROBOT).is_file()]
         if not found:
             raise AbsentError(f"{not_there('CALVIN_PATH', 'calvin')}: no folder with CALVIN's files; {LAYOUT}")
         return found[0].resolve()

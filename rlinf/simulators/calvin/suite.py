@@ -24,7 +24,7 @@ class Options:
     tasks: tuple[str, ...] = ()
     """Play these tasks one at a time, each from a start where it can be done; empty plays chains of five."""
     protocol: Literal["rl", "official"] = "rl"
-    """official: 360 steps a subtask; a failed one ends the chain, a solved one the chunk. rl: max_episode_steps."""
+    """official: 360 steps a subtask, a failed one ends the chain, a solved one the chunk of an evaluation. rl: none."""
     instructions: Literal["auto", "validation", "training"] = "auto"
     """Sentences: one per task, or one of 7-20 drawn per subtask; auto: validation for calvin_d, training elsewhere."""
     eval_sequences: int = NUM_SEQUENCES
@@ -41,6 +41,9 @@ class Options:
     """exact draws the published meshes; fast draws the robot with a hundredth of the triangles."""
     renderer: Literal["auto", "tiny", "egl"] = "auto"
     """tiny is Bullet's software renderer, egl draws on a GPU (brighter, with shadows); auto takes the GPU if there."""
+    whole_chunks: bool = False
+    """Play chunks to their end in the official protocol too; set for training, where a chunk is one action of the
+    policy."""
     compat: bool = False
     """As published: scene D's blocks and door in A-C, chunks played to their end; set by `compat: rlinf-0.4`."""
     data_path: str | None = None
@@ -88,7 +91,7 @@ class Options:
     @property
     def looks_after_subtask(self) -> bool:
         """Whether a solved subtask ends the chunk of actions."""
-        return self.protocol == "official" and not self.compat
+        return self.protocol == "official" and not self.compat and not self.whole_chunks
 
     @property
     def step_limit(self) -> int:
