@@ -198,3 +198,11 @@ def test_placement_example_of_node_groups() -> None:
 def test_the_tables_of_the_compatibility_page_are_current() -> None:
     text = (ROOT / "docs/compat.md").read_text(encoding="utf-8")
     assert compat_page.filled(text) == text, "run `make docs`"
+
+
+def test_pre_commit_runs_every_tool_of_make_lint() -> None:
+    lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert lint is not None
+    tools = set(re.findall(r"\$\(VENV\)/bin/([\w-]+)", lint.group(1)))
+    hooks = set(re.findall(r"entry: \.venv/bin/([\w-]+)", (ROOT / ".pre-commit-config.yaml").read_text()))
+    assert tools == hooks
