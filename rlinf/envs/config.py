@@ -25,7 +25,23 @@ class VideoConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvConfig:
+class SimulatorKeys:
+    """Keys of an env block that only some simulators read: those whose `Options` have a field of that name."""
+
+    center_crop: bool = False
+    """Crop images to the centre; for simulators that read it; others warn."""
+    use_custom_reward: bool = False
+    """Pay a reward of one's own; for simulators that read it; others warn."""
+    assets_path: str | None = None
+    """Folder of the simulator's assets; for simulators that read it; others warn."""
+    seeds_path: str | None = None
+    """File of the seeds to play; for simulators that read it; others warn."""
+    task_config: dict[str, Any] = field(default_factory=dict)
+    """Task settings, handed to the simulator as they are; for simulators that read it; others warn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig(SimulatorKeys):
     """One set of environments (env.train or env.eval)."""
 
     env_type: str = "toy"
@@ -58,16 +74,6 @@ class EnvConfig:
     """Take reset ids in order instead of drawing them."""
     enable_offload: bool = False
     """Free the simulators' memory while the actor trains."""
-    center_crop: bool = False
-    """Crop images to the centre; for simulators that read it; others warn."""
-    use_custom_reward: bool = False
-    """Pay a reward of one's own; for simulators that read it; others warn."""
-    assets_path: str | None = None
-    """Folder of the simulator's assets; for simulators that read it; others warn."""
-    seeds_path: str | None = None
-    """File of the seeds to play; for simulators that read it; others warn."""
-    task_config: dict[str, Any] = field(default_factory=dict)
-    """Task settings, handed to the simulator as they are; for simulators that read it; others warn."""
     init_params: dict[str, Any] = field(default_factory=dict)
     """Options of the simulator itself; keys are those of its `Options`."""
     num_processes: ZeroOrMore = 0
@@ -80,7 +86,3 @@ class EnvConfig:
     """Restarts per simulator process within one training step before the run stops."""
     video_cfg: VideoConfig = field(default_factory=VideoConfig)
     """Videos of what the policy does."""
-
-
-SIMULATOR_KEYS = ("center_crop", "use_custom_reward", "assets_path", "seeds_path", "task_config")
-"""Keys of the block that only some simulators read: those whose `Options` have a field of that name."""

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import rlinf.simulators
-from rlinf.envs.config import SIMULATOR_KEYS, EnvConfig
+from rlinf.envs.config import EnvConfig, SimulatorKeys
 from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import PolicySpec
 from rlinf.plugins import SIMULATOR, available, dotted_path, import_plugin
@@ -43,7 +43,7 @@ def find_simulator(env_type: str) -> ModuleType:
 
 
 def env_options(cfg: EnvConfig, where: str = "env.train", origin: Origin | None = None) -> Any:
-    """The simulator's `Options` from init_params, task_suite_name and those of SIMULATOR_KEYS that it reads.
+    """The simulator's `Options` from init_params, task_suite_name and those of SimulatorKeys that it reads.
 
     `where` is the key path of the block and `origin` the file that set a key, both for errors.
     """
@@ -70,8 +70,8 @@ def unread_keys(cfg: EnvConfig, where: str) -> Iterator[str]:
 
 
 def _set_keys(cfg: EnvConfig) -> dict[str, Any]:
-    """Those of SIMULATOR_KEYS that differ from their default."""
-    return {key: getattr(cfg, key) for key in SIMULATOR_KEYS if getattr(cfg, key) != getattr(EnvConfig(), key)}
+    """Those of SimulatorKeys that differ from their default."""
+    return {key: vars(cfg)[key] for key, default in vars(SimulatorKeys()).items() if vars(cfg)[key] != default}
 
 
 def _fields(cls: type) -> set[str]:

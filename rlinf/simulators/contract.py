@@ -244,7 +244,11 @@ class ReplayScene(ABC):
         return {}
 
     def must_look(self) -> bool:
-        """Whether the policy must see the scene before the next action: the rest of the chunk is then not played."""
+        """Whether the policy must see the scene before the next action: the rest of the chunk is then not played.
+
+        For evaluations only: an update takes a chunk as one action, and one that was not played to its end for the end
+        of the episode.
+        """
         return False
 
     def reset(self, reset_id: int) -> None:
