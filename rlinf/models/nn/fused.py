@@ -21,7 +21,9 @@ from torch.nn import functional as F
 from torch.utils._triton import has_triton  # no public name tells whether Triton can be used here
 
 Tensor = torch.Tensor
-FEW_ROWS = 128  # queries per head for which `attend` has its own kernel
+FEW_ROWS = 128  # queries per head for which `attend` has its own kernel at any batch size
+SOME_ROWS = 512  # queries per head for which it is used while its blocks are few
+FEW_BLOCKS = 64  # blocks of 64 queries, over all rows and heads, that would leave half of a GPU's processors idle
 LAUNCH_BOUND = 1 << 23  # elements of x: up to here a formula's gradient costs less to keep than to compute anew
 
 
@@ -109,10 +111,13 @@ def rope(
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """softmax(q k' / sqrt(E) + bias) v for queries [B, G, rows, E], keys and values [B, G, P, E] (rows may be strided).
 
-    bias is [B or 1, 1, rows or 1, P]. A handful of queries, as in decoding, would leave the library's kernels idle.
+    bias is [B or 1, 1, rows or 1, P]. The library's kernels deal out queries alone, so that a handful of them, as in
+    decoding or in a call for one robot, leaves most of a GPU idle; ours deals out the keys too.
     """
-    few = q.shape[2] <= FEW_ROWS and q.dtype in (torch.bfloat16, torch.float16) and q.shape[3] in (64, 128, 256)
-    if few and _kernels_for(q) and not _wants_gradient(q, k, v):
+    b, groups, rows, width = q.shape
+    few = rows <= FEW_ROWS or (rows <= SOME_ROWS and b * groups * -(-rows // 64) <= FEW_BLOCKS)
+    suits = q.dtype in (torch.bfloat16, torch.float16) and width in (64, 128, 256)
+    if few and suits and _kernels_for(q) and not _wants_gradient(q, k, v):
         return _kernel("attend")(q, k, v, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
