@@ -13,6 +13,7 @@ from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.config.schema import ActorConfig, Config
 from rlinf.data.arena import Arena
 from rlinf.data.layout import Columns, EnvLayout
+from rlinf.data.row_cache import Shares
 from rlinf.placement.grammar import Slot
 from rlinf.placement.plan import Plan
 from rlinf.runtime.worker import Process
@@ -34,7 +35,7 @@ class Update:
         chunks, columns = rows.global_batch // rows.micro_batch, rows.micro_batch
         self.num_rows, self.device, cfg = rows.global_batch, subject.device, subject.cfg
         cache_bytes = cfg.cache_bytes_per_sample() * rows.global_batch
-        self.arena = Arena(chunks, Columns(columns), cfg.num_action_chunks, cache_bytes=cache_bytes)
+        self.arena = Arena(chunks, Columns(columns), cfg.num_action_chunks, cache=Shares(cache_bytes))
         self.arena.valid.fill_(True)
         for t in range(chunks):
             out = subject.act(subject.observe(columns, seed=t), "train", chunk=t)

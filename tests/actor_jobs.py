@@ -14,9 +14,9 @@ from rlinf.config.schema import ActorConfig, Config, EnvGroupConfig, FsdpConfig,
 from rlinf.data.arena import Arena
 from rlinf.data.layout import Columns, EnvLayout
 from rlinf.data.noise import Noise
+from rlinf.data.row_cache import Shares
 from rlinf.data.types import ArenaRows, ChunkIndex, Observation
 from rlinf.envs.config import EnvConfig
-from rlinf.metrics.reduce import Accumulator
 from rlinf.models.config import ModelConfig, find_config
 from rlinf.models.policy import Policy, find_policy
 from rlinf.placement.grammar import Slot
@@ -134,7 +134,7 @@ def _arena(policy: Policy, group: ProcessGroup, case: Case) -> Arena:
     mine = COLUMNS // group.size
     rows = slice(group.rank * mine, (group.rank + 1) * mine)
     columns = Columns(mine, group_size=case.algorithm.group_size)
-    arena = Arena(CHUNKS, columns, spec.num_action_chunks, cache_bytes=(1 << 30) if case.cache else 0)
+    arena = Arena(CHUNKS, columns, spec.num_action_chunks, cache=Shares((1 << 30) if case.cache else 0))
     for chunk in range(CHUNKS):
         wrists = torch.randint(0, 256, (COLUMNS, spec.num_images - 1, 30, 20, 3), generator=g, dtype=torch.uint8)
         obs = Observation(
@@ -161,7 +161,8 @@ def gradient_of_shards(group: ProcessGroup, case: Case, times: int) -> torch.Ten
     assert isinstance(parallel, Sharded)
     with parallel.training(0):
         for i in range(times):
-            loss = worker.loss(micro, Accumulator(), critic_only=False, measure_gap=False)
+            fetched = worker._fetch(micro)
+            loss, _ = worker.loss(micro, fetched and fetched(), critic_only=False, measure_gap=False)
             parallel.backward(loss / times, last=i == times - 1)
     return torch.cat([shard.grad.flatten() for shard in parallel.local.values() if shard.grad is not None])
 

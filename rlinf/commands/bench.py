@@ -59,7 +59,7 @@ class Recorder:
 
 def run_bench(cfg: Config, *, steps: int = 3, warmup: int = 2, output: Path | None = None) -> Bottleneck:
     """Train `warmup` + `steps` steps that leave nothing behind; prints (and writes) the medians of the latter."""
-    plan = make_plan(cfg)
+    cfg, plan = with_weights(cfg), make_plan(cfg)
     with tempfile.TemporaryDirectory(prefix="rlinf-bench-") as folder:
         rows = measure(bench_config(cfg, steps + warmup, folder), plan)[warmup:]
     median = {name: statistics.median(row[name] for row in rows) for name in rows[0] if all(name in r for r in rows)}
@@ -71,6 +71,22 @@ def run_bench(cfg: Config, *, steps: int = 3, warmup: int = 2, output: Path | No
         result = {**run, "bottleneck": asdict(found), "median": median, "steps": rows}
         output.write_text(json.dumps(result, indent=1) + "\n")
     return found
+
+
+def with_weights(cfg: Config) -> Config:
+    """The same run, from random weights where the checkpoint that it names is not there; says so."""
+    model = cfg.actor.model
+
+    def missing(path: str | None) -> bool:
+        return path is not None and not Path(path).expanduser().exists()
+
+    if missing(model.model_path):
+        print(f"actor.model.model_path={model.model_path} is not there: measured with random weights")
+        model = replace(model, model_path=None)
+    if model.is_lora and missing(model.lora_path):
+        print(f"actor.model.lora_path={model.lora_path} is not there: measured with new adapters")
+        model = replace(model, lora_path=None)
+    return replace(cfg, actor=replace(cfg.actor, model=model))
 
 
 def bench_config(cfg: Config, steps: int, folder: str) -> Config:

@@ -104,8 +104,8 @@ def bench(
     warmup: Annotated[int, typer.Option(min=0, help="Steps before them that do not count.")] = 2,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write every number.")] = None,
 ) -> None:
-    """Train a few steps, show where their time goes and name the bottleneck; keeps nothing."""
-    cfg = _load(config, overrides, "train")
+    """Train a few steps, show where their time goes and name the bottleneck; keeps nothing, needs no checkpoint."""
+    cfg = _load(config, overrides, "bench")
     from rlinf.commands.bench import run_bench
 
     run_bench(cfg, steps=steps, warmup=warmup, output=json)

@@ -85,15 +85,25 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     frames = plan.num_envs("env") * plan.stages * (1 + env_spec(cfg.env.train).num_wrist_images)
     yield ("camera images", f"{bytes_text(frames * height * width * 3)} per env rank ({frames} of {height} x {width})")
     need = samples * cache_bytes_per_sample(model, cfg.compat)
-    budget = cfg.rollout.prefix_cache_bytes // len(plan.rollout)
-    if not plan.keeps_prefixes:
-        budget = 0
-    if need and budget:
-        kept = "all is kept" if need <= budget else f"{budget / need:.0%} of it is kept, the rest computed again"
-        yield ("prefix cache", f"up to {bytes_text(need)} per rollout rank, budget {bytes_text(budget)}: {kept}")
-    replay = samples * row + min(need, budget)
+    if need and plan.keeps_prefixes:
+        yield ("prefix cache", f"{bytes_text(need)} per rollout rank: {', '.join(_tiers(cfg, need))}")
+    replay = samples * row
     if not plan.rollout_copies:
-        yield ("total", f"{bytes_text(weights + adam + replay)} per rank, without activations and simulators")
+        rest = "prefix cache, activations" if need and plan.keeps_prefixes else "activations"
+        yield ("total", f"{bytes_text(weights + adam + replay)} per rank, without {rest} and simulators")
     else:
         yield ("total, actor", f"{bytes_text(weights // shards + adam)} per rank, without activations")
         yield ("total, rollout", f"{bytes_text(weights + replay)} per rank, without activations")
+
+
+def _tiers(cfg: Config, need: int) -> Iterator[str]:
+    """Where the prefixes of a rollout are kept, and what becomes of the rest."""
+    for value, place, part in (
+        (cfg.rollout.prefix_cache_bytes, "device", "what is free after activations"),
+        (cfg.rollout.prefix_cache_host_bytes, "pinned host memory", "half of what is free, beside a GPU"),
+    ):
+        if value:
+            yield f"{place} ({part if value == 'auto' else bytes_text(value)})"
+    fixed = [v for v in (cfg.rollout.prefix_cache_bytes, cfg.rollout.prefix_cache_host_bytes) if v != "auto"]
+    if len(fixed) < 2 or sum(fixed) < need:
+        yield "the rest is computed again"

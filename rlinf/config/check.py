@@ -29,7 +29,7 @@ from rlinf.storage.step_checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
 
-Purpose = Literal["train", "eval", "sft", "collect", "plan", "quickstart"]
+Purpose = Literal["train", "eval", "sft", "collect", "plan", "bench", "quickstart"]
 PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 
 
@@ -42,7 +42,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
     if purpose == "collect":
         _check_ids("env.train", cfg.env.train, "demo")
         return
-    training = purpose in ("train", "plan", "quickstart") and not cfg.runner.only_eval
+    training = purpose in ("train", "plan", "bench", "quickstart") and not cfg.runner.only_eval
     if training or purpose == "sft":
         check_fit("env.train", cfg.env.train, policy)
     if purpose == "sft":
@@ -97,7 +97,7 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
         model.num_parameters()  # refuses ranks and targets that cannot be
     elif model.lora_path is not None:
         logger.warning("actor.model.lora_path=%s is not read: actor.model.is_lora is false", model.lora_path)
-    if purpose in ("plan", "quickstart"):  # nothing is loaded, or what is loaded will be made on the way
+    if purpose in ("plan", "bench", "quickstart"):  # nothing need be loaded, or what is loaded will be made on the way
         return
     if cfg.runner.ckpt_path is not None:
         verify_ckpt_path(cfg.runner.ckpt_path)

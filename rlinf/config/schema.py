@@ -140,8 +140,12 @@ class RolloutConfig:
     same process stay."""
     pipeline_stage_num: Count = 1
     """Env batches alternated so that simulators and policy overlap."""
-    prefix_cache_bytes: ZeroOrMore = 2 << 30
-    """Byte budget of the prefix-KV cache used by train_expert_only updates; 0 turns it off."""
+    prefix_cache_bytes: Literal["auto"] | ZeroOrMore = "auto"
+    """Device memory, shared by the ranks on it, for the prefixes that train_expert_only updates use again. auto: what
+    is free after weights, optimiser, experience and the activations of the last update."""
+    prefix_cache_host_bytes: Literal["auto"] | ZeroOrMore = "auto"
+    """Pinned host memory of each rollout rank for the prefixes that the device has no room for; what neither holds is
+    computed again. auto: half of what the host has free beside a GPU, none without one."""
     sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
     """Token sampling of OpenVLA and OpenVLA-OFT."""
     model: dict[str, Any] = field(default_factory=dict)

@@ -10,58 +10,19 @@ from dataclasses import fields
 import torch
 
 from rlinf.data.layout import Columns, row_numbers
+from rlinf.data.row_cache import Measure, RowCache, Shares
 from rlinf.data.types import EnvStep, PolicyOutput, Trajectory
 
 Tensor = torch.Tensor
 
 
-class RowCache:
-    """Values of pure functions of frozen weights (prefix KV) by row, kept while a byte budget lasts."""
-
-    def __init__(self, num_rows: int, budget_bytes: int) -> None:
-        self.num_rows, self.budget_bytes = num_rows, budget_bytes
-        self._store: dict[str, Tensor] = {}  # [slots, ...], allocated by the first `put`
-        self._held = torch.zeros(num_rows, dtype=torch.bool)
-        self._slot = torch.zeros(num_rows, dtype=torch.long)  # where in the store a held row lies
-        self._used = 0  # slots
-
-    def put(self, rows: Tensor, values: dict[str, Tensor]) -> None:
-        """Keep `values` [n, ...] for `rows`, as many as still fit."""
-        if not self._store:
-            row_bytes = sum(v[0].numel() * v.element_size() for v in values.values())
-            capacity = min(self.num_rows, self.budget_bytes // max(row_bytes, 1))
-            self._store = {k: v.new_empty((capacity, *v.shape[1:])) for k, v in values.items()}
-        capacity = len(next(iter(self._store.values())))
-        rows = rows[: capacity - self._used]
-        if len(rows) == 0:
-            return
-        slots = torch.arange(self._used, self._used + len(rows))
-        for key, value in values.items():
-            self._store[key][slots] = value[: len(rows)]
-        self._held[rows], self._slot[rows] = True, slots
-        self._used += len(rows)
-
-    def get(self, rows: Tensor) -> dict[str, Tensor] | None:
-        """The rows' values, or None unless all of them are held."""
-        if not self._store or not bool(self._held[rows].all()):
-            return None
-        slots = self._slot[rows]
-        return {k: v[slots] for k, v in self._store.items()}
-
-    def held(self, rows: Tensor) -> Tensor:
-        """Which of the rows are kept, bool [n]."""
-        return self._held[rows]
-
-    def clear(self) -> None:
-        """Drop all rows; the memory is used again."""
-        self._held.zero_()
-        self._used = 0
-
-
 class Arena:
     """Tensors [T, B, ...] of a training step; those of the policy's outputs are allocated by the first of them."""
 
-    def __init__(self, num_chunks: int, columns: Columns, num_actions: int, *, cache_bytes: int = 0) -> None:
+    def __init__(
+        self, num_chunks: int, columns: Columns, num_actions: int, *, cache: Shares | Measure = Shares(0)
+    ) -> None:
+        """`cache` says what may be kept of the policy's frozen parts."""
         T, B, C = num_chunks, len(columns), num_actions
         self.num_chunks, self.columns = T, columns
         self.rewards = torch.zeros(T, B, C)
@@ -73,7 +34,7 @@ class Arena:
         self.values: Tensor | None = None
         self.final_values: Tensor | None = None
         self.replay: dict[str, Tensor] = {}
-        self.cache = RowCache(T * B, cache_bytes)
+        self.cache = RowCache(T * B, cache)
 
     def write_output(self, t: int, stage: int, epoch: int, out: PolicyOutput) -> None:
         """Store the policy's output for chunk t of the envs of one stage and epoch."""

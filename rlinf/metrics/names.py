@@ -107,6 +107,8 @@ _ROLLOUT = (
     Metric("rollout/returns_max", "reward", "largest return target", "max"),
     Metric("rollout/returns_min", "reward", "smallest return target", "min"),
     Metric("rollout/valid_fraction", "share", "entries that count in the loss after masks and reward filter, 0 to 1"),
+    Metric("rollout/prefixes_on_device", "share", "frozen prefixes that the update finds on the device, 0 to 1"),
+    Metric("rollout/prefixes_on_host", "share", "frozen prefixes that it copies from host memory; others are computed"),
     Metric("rollout/staleness", "updates", "updates that the weights which acted lacked (runner.max_staleness)"),
     Metric("rollout/groups_kept", "share", "groups that passed the reward filter, 0 to 1"),
 )

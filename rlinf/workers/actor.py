@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from rlinf.algorithms.losses import Batch
 from rlinf.algorithms.registry import LOSSES
 from rlinf.compat.formulas import choose_formulas
 from rlinf.config.derived import acts_with_old_weights, micro_batch_size
-from rlinf.data.arena import Arena, RowCache
+from rlinf.data.arena import Arena
 from rlinf.data.layout import chunk_and_column, global_batches
 from rlinf.data.noise import generator
+from rlinf.data.row_cache import RowCache
 from rlinf.data.types import ArenaRows, Trajectory
 from rlinf.metrics.reduce import Accumulator
 from rlinf.runtime.weight_sync import Sender
@@ -30,6 +31,9 @@ from rlinf.training.optim import load_optimizer_tensors, lr_scale, optimizer_ten
 from rlinf.training.optimizer_files import load_state, save_state
 from rlinf.training.parallel import make_parallel
 from rlinf.workers.rollout import arena_name, shared_policy
+
+LOGPROB_GAP = "actor/logprob_gap"
+Measured = Mapping[str, tuple[torch.Tensor, torch.Tensor]]  # a metric's value and weight
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,14 @@ class ActorWorker(Worker):
             all_max=self.group.max,
         )
         steps = float(self.group.sum(self.trajectory.valid.sum()))
-        return {"env/steps": steps} | {f"rollout/{k}": float(v) for k, v in metrics.items()}
+        return {"env/steps": steps} | {f"rollout/{k}": float(v) for k, v in (metrics | self._kept_prefixes()).items()}
+
+    def _kept_prefixes(self) -> dict[str, torch.Tensor]:
+        """The shares of all ranks' rows whose prefixes were kept, by where they are; nothing where none can be."""
+        if self._cache is None or not self.cfg.actor.model.cache_bytes_per_sample():
+            return {}
+        counts = self.group.sum(torch.tensor([*self._cache.counts(), self._cache.num_rows], dtype=torch.float32))
+        return dict(zip(("prefixes_on_device", "prefixes_on_host"), counts[:2] / counts[2], strict=True))
 
     def update(self, step: int, total_steps: int) -> dict[str, float]:
         """One training step's worth of optimiser steps; returns the means of its metrics over all ranks."""
@@ -144,13 +155,11 @@ class ActorWorker(Worker):
 
     def optimizer_step(self, rows: torch.Tensor, *, first: bool) -> Accumulator:
         """One global batch: accumulate gradients over micro batches, clip, step. Returns this rank's metrics."""
-        actor, batch, parallel = self.cfg.actor, Accumulator(), self.parallel
+        actor, parallel = self.cfg.actor, self.parallel
         warmup = self.optimizer_steps < actor.optim.critic_warmup_steps
-        parallel.zero_gradients()
-        micros = self._micro_batches(rows)
-        for i, micro in enumerate(micros):
-            loss = self.loss(micro, batch, critic_only=warmup, measure_gap=first and i == 0)
-            parallel.backward(loss * micro.weight, last=i == len(micros) - 1)
+        batch = self._accumulate(rows, critic_only=warmup, measure_gap=first)
+        while batch is None:
+            batch = self._accumulate(rows, critic_only=warmup, measure_gap=first)
         if warmup:
             for param in self.optimizer.param_groups[0]["params"]:  # all but the value head
                 param.grad = None
@@ -167,6 +176,40 @@ class ActorWorker(Worker):
             batch.add_sum("actor/skipped_steps", 0.0 if math.isfinite(norm) else 1.0)
         return batch
 
+    def _accumulate(self, rows: torch.Tensor, *, critic_only: bool, measure_gap: bool) -> Accumulator | None:
+        """Add up the gradients of a global batch, prefixes copied ahead; this rank's metrics.
+
+        None if the device ran out of memory: it has given up half of the prefixes it kept, and this must be done again.
+        """
+        measured: list[Measured] = []
+        micros = self._micro_batches(rows)
+        self.parallel.zero_gradients()
+        try:
+            following = self._fetch(micros[0])
+            for i, micro in enumerate(micros):
+                fetched, last = following, i == len(micros) - 1
+                following = None if last else self._fetch(micros[i + 1])
+                kept = None if fetched is None else fetched()
+                loss, values = self.loss(micro, kept, critic_only=critic_only, measure_gap=measure_gap and i == 0)
+                measured.append(values)
+                self.parallel.backward(loss * micro.weight, last=last)
+            return _collected(measured)
+        except torch.OutOfMemoryError:
+            cache = self._cache
+            if cache is None or self.group.size > 1:  # other ranks wait for this one in the middle of the batch
+                raise
+        self.parallel.zero_gradients()
+        if not cache.shrink():
+            size = self.micro_batch_size
+            raise torch.OutOfMemoryError(f"actor.micro_batch_size={size} does not fit on {self.device}; halve it")
+        torch.cuda.empty_cache()
+        return None
+
+    def _fetch(self, micro: MicroBatch) -> Callable[[], dict[str, torch.Tensor]] | None:
+        """Begin to bring a micro batch's kept prefixes together."""
+        cache = self._cache
+        return cache.fetch(micro.rows) if cache is not None and micro.cached else None
+
     def _over_ranks(self, metrics: Accumulator) -> Accumulator:
         """The metrics of all ranks together."""
         merged = Accumulator()
@@ -174,9 +217,11 @@ class ActorWorker(Worker):
             merged.merge(part)
         return merged
 
-    def loss(self, micro: MicroBatch, metrics: Accumulator, *, critic_only: bool, measure_gap: bool) -> torch.Tensor:
-        """The mean loss of a micro batch; its parts are added to `metrics`."""
-        cfg, traj, cache = self.cfg.algorithm, self.trajectory, self._cache
+    def loss(
+        self, micro: MicroBatch, cache: dict[str, torch.Tensor] | None, *, critic_only: bool, measure_gap: bool
+    ) -> tuple[torch.Tensor, Measured]:
+        """The mean loss of a micro batch, with its kept prefixes if any, and its metrics; the device is not awaited."""
+        cfg, traj = self.cfg.algorithm, self.trajectory
         at = chunk_and_column(micro.rows, traj.logprobs.shape[1])
 
         def take(x: torch.Tensor) -> torch.Tensor:
@@ -186,13 +231,10 @@ class ActorWorker(Worker):
             {k: take(v) for k, v in traj.replay.items()},
             values=self.traits.uses_critic,
             entropy=True,
-            cache=cache.get(micro.rows) if cache is not None and micro.cached else None,
+            cache=cache,
         )
         old_logprobs = take(traj.logprobs)
         proximal = None if self.proximal is None else take(self.proximal)
-        if measure_gap:
-            gap = (new.logprobs.detach() - (old_logprobs if proximal is None else proximal)).abs()
-            metrics.add_max("actor/logprob_gap", float(gap.max()))
         batch = Batch(
             new=new,
             old_logprobs=old_logprobs,
@@ -204,8 +246,10 @@ class ActorWorker(Worker):
             entropy_scale=micro.entropy_scale,
         )
         loss, values = self.formulas.loss(batch, cfg)
-        metrics.add_many(values)
-        return loss
+        if measure_gap:
+            gap = (new.logprobs.detach() - (old_logprobs if proximal is None else proximal)).abs()
+            values = {**values, LOGPROB_GAP: (gap.max(), gap.new_ones(()))}
+        return loss, values
 
     def _compute_proximal(self) -> None:
         """Compute log-probs [T, B, C, A] under the weights this update starts from, for a loss that clips around them.
@@ -275,6 +319,19 @@ class ActorWorker(Worker):
                 f"the gradient was not finite for {self.nonfinite_in_a_row} optimiser steps in a row "
                 "(actor.max_nonfinite_steps); lower actor.optim.lr or look at the rewards and values in metrics.jsonl"
             )
+
+
+def _collected(measured: Sequence[Measured]) -> Accumulator:
+    """The metrics of micro batches; one copy brings all of their numbers to the host."""
+    pairs = [torch.stack([x.detach().double().reshape(()) for x in pair]) for m in measured for pair in m.values()]
+    numbers = iter(torch.stack(pairs).tolist())
+    batch = Accumulator()
+    for values in measured:
+        plain = {name: tuple(next(numbers)) for name in values}
+        if LOGPROB_GAP in plain:
+            batch.add_max(LOGPROB_GAP, plain.pop(LOGPROB_GAP)[0])
+        batch.add_many(plain)
+    return batch
 
 
 def _kl(metrics: Accumulator) -> float:

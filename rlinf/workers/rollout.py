@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,12 +11,14 @@ from rlinf.compat.policies import policy_class
 from rlinf.data.arena import Arena
 from rlinf.data.layout import Columns
 from rlinf.data.noise import Noise
-from rlinf.data.types import ArenaRows, ChunkIndex, EnvStep, Trajectory
+from rlinf.data.row_cache import Shares
+from rlinf.data.types import ArenaRows, ChunkIndex, EnvStep, PolicyOutput, Trajectory
 from rlinf.models.policy import Policy
 from rlinf.placement.plan import Mode
 from rlinf.runtime.weight_sync import Receiver
 from rlinf.runtime.worker import Worker
 from rlinf.training.offload import HostBuffer
+from rlinf.workers.cache_shares import CacheShares
 
 
 def shared_policy(worker: Worker) -> Policy:
@@ -69,8 +72,8 @@ class RolloutWorker(Worker):
         env_ids = self.plan.env_ids("rollout", self.rank, stage, mode)
         if mode == "train":
             self._before_chunk(step, stage, at)
-        with torch.no_grad():
-            out = self.policy.predict(step.obs.to(self.device), mode=mode, noise=self._noise(env_ids, at, mode))
+        obs, noise = step.obs.to(self.device), self._noise(env_ids, at, mode)
+        out = self._with_memory(lambda: self.policy.predict(obs, mode=mode, noise=noise), mode)
         if mode == "train":
             self.arena.write_output(at.chunk, stage, at.epoch, out)
         return out.actions.cpu()
@@ -101,16 +104,30 @@ class RolloutWorker(Worker):
     def arena(self) -> Arena:
         """This rank's arena; an actor in the same process reads it in place."""
         env, chunk = self.cfg.env.train, self.policy.spec.num_action_chunks
-        ranks = len(self.plan.rollout)
         return self.process.shared(
             arena_name(self.rank),
             lambda: Arena(
                 env.max_steps_per_rollout_epoch // chunk,
                 Columns(self.plan.num_envs("rollout"), self.plan.stages, env.rollout_epoch, env.group_size),
                 chunk,
-                cache_bytes=self.cfg.rollout.prefix_cache_bytes // ranks if self.plan.keeps_prefixes else 0,
+                cache=self._cache_shares() if self.plan.keeps_prefixes else Shares(0),
             ),
         )
+
+    def _with_memory(self, call: Callable[[], PolicyOutput], mode: Mode) -> PolicyOutput:
+        """The call's answer; on a device without memory for it, after kept prefixes were given up."""
+        while True:
+            try:
+                with torch.no_grad():
+                    return call()
+            except torch.OutOfMemoryError:
+                cache = self.arena.cache if mode == "train" else None
+                if cache is None or not cache.shrink():
+                    raise
+            torch.cuda.empty_cache()
+
+    def _cache_shares(self) -> CacheShares:
+        return CacheShares.of(self.cfg.rollout, self.plan, self.rank, self.device)
 
     def _before_chunk(self, step: EnvStep, stage: int, at: ChunkIndex) -> None:
         """Store the results of the chunk before `at`; at the start of a training step, begin a new one."""

@@ -1,9 +1,10 @@
-"""The arena keeps what was written where it was written; its cache keeps rows while the budget lasts."""
+"""The arena keeps what was written where it was written."""
 
 import torch
 
-from rlinf.data.arena import Arena, RowCache
+from rlinf.data.arena import Arena
 from rlinf.data.layout import Columns
+from rlinf.data.row_cache import Shares
 from rlinf.data.types import PolicyOutput
 
 
@@ -18,7 +19,7 @@ def output(n: int, value: float) -> PolicyOutput:
 
 
 def test_outputs_land_in_their_chunk_and_columns():
-    arena = Arena(3, Columns(2, stages=2), num_actions=5, cache_bytes=1 << 20)
+    arena = Arena(3, Columns(2, stages=2), num_actions=5, cache=Shares(1 << 20))
     arena.write_output(0, 0, 0, output(2, 1.0))
     arena.write_output(1, 1, 0, output(2, 2.0))
     for stage in range(2):
@@ -39,25 +40,6 @@ def test_the_trajectory_is_a_view_not_a_copy():
     before = arena.trajectory()
     arena.write_output(0, 0, 0, output(2, 3.0))
     assert before.logprobs.eq(3).all()
-
-
-def test_cache_stops_at_its_budget_and_answers_only_whole_requests():
-    cache = RowCache(num_rows=10, budget_bytes=3 * 8 * 4)
-    cache.put(torch.tensor([4, 5]), {"kv": torch.ones(2, 8)})
-    cache.put(torch.tensor([6, 7]), {"kv": torch.full((2, 8), 2.0)})
-    assert cache.get(torch.tensor([6, 4]))["kv"][:, 0].tolist() == [2, 1]
-    assert cache.get(torch.tensor([6, 7])) is None
-    assert cache.held(torch.tensor([6, 7, 4])).tolist() == [True, False, True]
-    cache.clear()
-    assert cache.get(torch.tensor([4])) is None
-    cache.put(torch.tensor([9]), {"kv": torch.full((1, 8), 3.0)})
-    assert cache.get(torch.tensor([9]))["kv"][0, 0] == 3
-
-
-def test_zero_budget_keeps_nothing():
-    cache = RowCache(num_rows=4, budget_bytes=0)
-    cache.put(torch.tensor([0]), {"kv": torch.ones(1, 8)})
-    assert cache.get(torch.tensor([0])) is None
 
 
 def test_columns_of_any_number_of_ranks_and_stages_lie_in_the_same_order():

@@ -90,6 +90,21 @@ def test_attention_of_few_queries(rows, masked):
 
 
 @gpu
+@pytest.mark.parametrize("padded", [False, True])
+def test_first_queries_that_see_fewer_keys(padded):
+    """What π0's state token sees, told as a bias and told shortly, for as many queries as 50 actions have."""
+    q, k, v = (randn(B, 1, n, 256, device="cuda").bfloat16() for n in (408, 120, 120))
+    valid = torch.arange(120, device="cuda") >= (7 if padded else 0)
+    everyone = torch.where(valid, 0.0, -2.3e38)[None, None, None].bfloat16()
+    bias = everyone.expand(B, 1, 408, 120).clone()
+    bias[:, :, :8, 70:] = -2.3e38
+    with torch.no_grad():
+        told = fused.attend(q, k, v, bias, fused.Lead(8, 70, everyone if padded else None))
+    want = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=bias.float())
+    assert float((told.float() - want).norm() / want.norm()) < 6e-3
+
+
+@gpu
 def test_attention_keeps_the_gradient_of_values_alone():
     q, k, v = (randn(B, 2, 8, 64, device="cuda").bfloat16() for _ in range(3))
     fused.attend(q, k, v.requires_grad_(), None).sum().backward()

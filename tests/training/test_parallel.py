@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf.config.schema import FsdpConfig
 from rlinf.errors import UserError
-from rlinf.metrics.reduce import Accumulator
 from rlinf.runtime.process_group import ProcessGroup, disconnect, group_of_one
 from rlinf.training.optimizer_files import Rows, load_state, save_state
 from rlinf.training.parallel import Replicated, SingleRank, make_parallel, sum_gradients
@@ -71,7 +70,8 @@ def collectives(group: ProcessGroup, case: Case) -> list[dict[str, int]]:
     with worker.parallel.training(0):
         for last in (False, True):
             with Collectives() as seen:
-                loss = worker.loss(micro, Accumulator(), critic_only=False, measure_gap=False)
+                fetched = worker._fetch(micro)
+                loss, _ = worker.loss(micro, fetched and fetched(), critic_only=False, measure_gap=False)
                 worker.parallel.backward(loss, last=last)
             counts.append(dict(seen.counts))
     return counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import torch
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.data.types import Trajectory
+from rlinf.models.openpi.policy import Policy as OpenPiPolicy
 from rlinf.rollout_loop import roll_out
 from rlinf.storage.step_checkpoint import Manifest
+from rlinf.workers.actor import ActorWorker
 from tests.inside import worker
 from tests.runs import make_runner
 
@@ -118,19 +121,57 @@ def test_one_and_two_stages_give_equal_trajectories(tmp_path):
     assert (one.values[0] - two.values[0]).abs().max() <= 1e-5
 
 
-def test_the_prefix_cache_changes_no_metric(tmp_path):
-    frozen = [*DRAWER, "actor.model.openpi.train_expert_only=true", "algorithm.update_epoch=2"]
-    metrics, held = [], []
-    for size in (1 << 30, 0):
-        cfg = config(tmp_path / str(size), *frozen, f"rollout.prefix_cache_bytes={size}")
-        runner = make_runner(cfg)
-        try:
-            metrics.append(runner.step(0))
-            held.append(worker(runner, "rollout").arena.cache.get(torch.arange(64)) is not None)
-        finally:
-            runner.close()
-    assert held == [True, False]
-    cached, plain = metrics
-    assert plain["train/actor/optimizer_steps"] == 4
-    assert plain["train/actor/grad_norm"] > 0
-    assert cached == pytest.approx(plain, abs=1e-6, rel=1e-6, nan_ok=True)
+FROZEN = [*DRAWER, "actor.model.openpi.train_expert_only=true", "algorithm.update_epoch=2"]
+
+
+def step_with_cache(folder: Path, device: int, host: int) -> tuple[dict[str, float], tuple[int, int]]:
+    """One training step with these bytes for prefixes; its metrics but for where they lay, and rows in each tier."""
+    shares = [f"rollout.prefix_cache_bytes={device}", f"rollout.prefix_cache_host_bytes={host}"]
+    runner = make_runner(config(folder, *FROZEN, *shares))
+    try:
+        metrics = runner.step(0)
+        counts = worker(runner, "rollout").arena.cache.counts()
+    finally:
+        runner.close()
+    kept = {name: value for name, value in metrics.items() if not name.startswith(("time/", "rollout/prefixes"))}
+    return kept, counts
+
+
+def test_where_prefixes_are_kept_changes_no_metric(tmp_path, monkeypatch):
+    row = config(tmp_path, *FROZEN).actor.model.cache_bytes_per_sample()
+    monkeypatch.setattr("rlinf.data.row_cache.SLAB_BYTES", 5 * row)
+    whole, counts = step_with_cache(tmp_path / "device", 64 * row, 0)
+    assert counts == (64, 0)
+    assert whole["train/actor/optimizer_steps"] == 4
+    assert whole["train/actor/grad_norm"] > 0
+    for device, host in ((23, 41), (0, 64)):  # the same numbers wherever they lie
+        metrics, counts = step_with_cache(tmp_path / f"{device}", device * row, host * row)
+        assert counts == (device, host)
+        assert metrics == pytest.approx(whole, abs=0, rel=0, nan_ok=True)
+    metrics, counts = step_with_cache(tmp_path / "some", 11 * row, 20 * row)  # the rest is computed again
+    assert counts == (11, 20)
+    assert metrics == pytest.approx(whole, abs=1e-6, rel=1e-6, nan_ok=True)
+
+
+def test_a_device_out_of_memory_gives_up_prefixes_and_goes_on(tmp_path, monkeypatch):
+    row = config(tmp_path, *FROZEN).actor.model.cache_bytes_per_sample()
+    monkeypatch.setattr("rlinf.data.row_cache.SLAB_BYTES", 4 * row)
+    plenty, _ = step_with_cache(tmp_path / "plenty", 64 * row, 0)
+    loss, predict, calls, predictions = ActorWorker.loss, OpenPiPolicy.predict, itertools.count(), itertools.count()
+
+    def scarce_update(self, *args, **kwargs):
+        if next(calls) in (1, 4):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(self, *args, **kwargs)
+
+    def scarce_rollout(self, *args, **kwargs):
+        if next(predictions) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return predict(self, *args, **kwargs)
+
+    monkeypatch.setattr(ActorWorker, "loss", scarce_update)
+    monkeypatch.setattr(OpenPiPolicy, "predict", scarce_rollout)
+    metrics, counts = step_with_cache(tmp_path / "scarce", 64 * row, 40 * row)
+    assert counts[0] < 16
+    assert counts[1] == 40  # what the device gave up moved to the host, as far as it had room
+    assert metrics == pytest.approx(plenty, abs=1e-6, rel=1e-6, nan_ok=True)

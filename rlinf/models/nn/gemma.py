@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rlinf.models.nn import fused
-from rlinf.models.nn.fused import Residual
+from rlinf.models.nn.fused import Lead, Residual
 from rlinf.models.nn.mlp import GatedMlp
 from rlinf.models.nn.packed import Packed
 from rlinf.models.nn.recompute import BlockStack, Unit
@@ -57,6 +57,7 @@ class Frame(NamedTuple):
 
     rope: Rope
     bias: Tensor | None
+    lead: Lead | None = None  # says the same as the bias, where only the first tokens see less than the others
     room: int = 0  # keys and values go to buffers with room for this many more tokens; not for gradients
 
 
@@ -143,10 +144,10 @@ class Attention(Packed):
         q, k, v = fused.rope(q, k, v, frame.rope, head_dim=self.head_dim, room=room)
         return q, KeyValue(k[:, :, :s], v[:, :, :s], (k, v))
 
-    def forward(self, q: Tensor, kv: KeyValue, bias: Tensor | None) -> Tensor:
-        """Queries [B, G, S * R, E] on kv, heads merged: [B, S, W]; bias [B or 1, 1, S * R or 1, P + S]."""
+    def forward(self, q: Tensor, kv: KeyValue, frame: Frame) -> Tensor:
+        """Queries [B, G, S * R, E] on kv, heads merged: [B, S, W]; the bias is [B or 1, 1, S * R or 1, P + S]."""
         b, s = q.shape[0], q.shape[2] * self.kv_heads // self.heads
-        out = fused.attend(q, kv.k, kv.v, bias)  # [B, G, S * R, E]
+        out = fused.attend(q, kv.k, kv.v, frame.bias, frame.lead)  # [B, G, S * R, E]
         out = out.view(b, self.kv_heads, s, -1, self.head_dim).transpose(1, 2)
         return self.o_proj(out.reshape(b, s, -1))
 
@@ -168,7 +169,7 @@ class Block(nn.Module):
         """The stream after this layer, and this call's own keys and values."""
         x, h, gate = self.input_layernorm(stream, modulation[0])
         q, kv, own = self.self_attn.query_key_value(h, frame, past)
-        attended = Residual(x, self.self_attn(q, kv, frame.bias), gate)
+        attended = Residual(x, self.self_attn(q, kv, frame), gate)
         x, h, gate = self.post_attention_layernorm(attended, modulation[1])
         return Residual(x, self.mlp(h), gate), own
 
@@ -222,7 +223,12 @@ class Gemma(BlockStack):
         if visible is not None:
             rows = visible if visible.shape[1] == 1 else visible.repeat_interleave(self.queries_per_group, 1)
             bias = additive(rows[:, None], self.dtype)
-        return Frame(rope(positions, self.head_dim, self.dtype), bias, room)
+        return Frame(rope(positions, self.head_dim, self.dtype), bias, room=room)
+
+    def lead(self, tokens: int, keys: int, valid: Tensor | None) -> Lead:
+        """The first `tokens` see the first `keys` alone; all see those of bool [B, P + S] (None: every key)."""
+        bias = None if valid is None else additive(valid[:, None, None], self.dtype)
+        return Lead(tokens * self.queries_per_group, keys, bias)
 
     def modulate(self, cond: Tensor) -> list[Tensor]:
         """Conditions [N, W] -> what each adaptive norm needs of them, [N, 1, 3 W], in the order they are met."""

@@ -161,8 +161,9 @@ def rope(
 @triton.jit
 def _attend_part(
     q, k, v, bias, mixed, largest, total, ROWS, KEYS, scale,
-    k_batch, k_group, v_batch, v_group, bias_batch, bias_row, G,
-    E: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    k_batch, k_group, v_batch, v_group, bias_batch, bias_row, G, lead_rows, lead_keys,
+    E: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LEAD: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)  # batch row and group
     batch, group = pair // G, pair % G
@@ -179,6 +180,8 @@ def _attend_part(
     if HAS_BIAS:
         where = bias + batch * bias_batch + rows[:, None] * bias_row + key[None, :]
         score += tl.load(where, mask=asked[:, None] & there[None, :], other=0.0).to(tl.float32)
+    if HAS_LEAD:
+        score = tl.where((rows < lead_rows)[:, None] & (key >= lead_keys)[None, :], -3.0e38, score)
     score = tl.where(there[None, :], score, -float("inf"))
     most = tl.max(score, 1)
     weight = tl.exp(score - most[:, None])
@@ -202,10 +205,10 @@ def _attend_join(mixed, largest, total, out, ROWS, PARTS, E: tl.constexpr, PARTS
     tl.store(out + (pair * ROWS + row) * E + cols, joined.to(out.dtype.element_ty))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int, int] | None = None) -> Tensor:
     """Attention of few query rows [B, G, rows, E] on keys and values [B, G, P, E]; bias [B or 1, 1, rows or 1, P].
 
-    The keys are dealt out in blocks to as many programs, so that even one batch row keeps the GPU busy.
+    With `lead` = (rows, keys), that many first rows see only that many first keys. The keys are dealt out in blocks to as many programs, so that even one batch row keeps the GPU busy.
     """
     b, groups, rows, width = q.shape
     pairs, block_rows, block_keys = b * groups, 16 if rows <= 16 else 64, 64
@@ -217,7 +220,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[2] == 1 else bias.stride(2),
-        groups, E=width, HAS_BIAS=bias is not None, BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, num_warps=4,
+        groups, *(lead or (0, 0)), E=width, HAS_BIAS=bias is not None, HAS_LEAD=lead is not None,
+        BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, num_warps=4,
     )  # fmt: skip
     out = torch.empty_like(q)
     _attend_join[(pairs, rows)](

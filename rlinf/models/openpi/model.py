@@ -202,7 +202,10 @@ class PiNet(nn.Module):
             everything = torch.ones(1, p, dtype=torch.bool, device=device) if valid is None else valid
             joint = torch.cat((everything, everything.new_ones(len(everything), s)), 1)
             see = visible(joint, _block_starts(p, tuple(starts), device), p)
-        return Prefix(kv, valid, self._parts.expert.frame(position, see), output)
+        frame = self._parts.expert.frame(position, see)
+        if not self.arch.pi05:  # the state's token does not see the actions
+            frame = frame._replace(lead=self._parts.expert.lead(1, p + 1, None if valid is None else joint))
+        return Prefix(kv, valid, frame, output)
 
     def repeat(self, prefix: Prefix, n: int) -> Prefix:
         """Every row n times in a row, to share one observation among several noisy actions."""
