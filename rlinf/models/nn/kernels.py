@@ -208,7 +208,8 @@ def _attend_join(mixed, largest, total, out, ROWS, PARTS, E: tl.constexpr, PARTS
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int, int] | None = None) -> Tensor:
     """Attention of few query rows [B, G, rows, E] on keys and values [B, G, P, E]; bias [B or 1, 1, rows or 1, P].
 
-    With `lead` = (rows, keys), that many first rows see only that many first keys. The keys are dealt out in blocks to as many programs, so that even one batch row keeps the GPU busy.
+    With `lead` = (rows, keys), that many first rows see only that many first keys. The keys are dealt out in blocks to
+    as many programs, so that even one batch row keeps the GPU busy.
     """
     b, groups, rows, width = q.shape
     pairs, block_rows, block_keys = b * groups, 16 if rows <= 16 else 64, 64
