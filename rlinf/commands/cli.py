@@ -103,9 +103,18 @@ def bench(
     steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="Steps before them that do not count.")] = 2,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write every number.")] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Try stages, processes, micro batch and cache; best to paste.")
+    ] = False,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Time limit of --sweep.")] = 15.0,
 ) -> None:
     """Train a few steps, show where their time goes and name the bottleneck; keeps nothing, needs no checkpoint."""
     cfg = _load(config, overrides, "bench")
+    if sweep:
+        from rlinf.commands.sweep import run_sweep
+
+        run_sweep(config, overrides or [], cfg, minutes=minutes)
+        return
     from rlinf.commands.bench import run_bench
 
     run_bench(cfg, steps=steps, warmup=warmup, output=json)

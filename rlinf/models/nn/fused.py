@@ -119,8 +119,9 @@ class Lead(NamedTuple):
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: Lead | None = None) -> Tensor:
     """softmax(q k' / sqrt(E) + bias) v for queries [B, G, rows, E], keys and values [B, G, P, E] (rows may be strided).
 
-    bias is [B or 1, 1, rows or 1, P]; `lead` says the same where the bias is of that kind. The library's kernels deal out queries alone, so that a handful of them, as in
-    decoding or in a call for one robot, leaves most of a GPU idle; ours deals out the keys too.
+    bias is [B or 1, 1, rows or 1, P]; `lead` says the same where the bias is of that kind. The library's kernels deal
+    out queries alone, so that a handful of them, as in decoding or in a call for one robot, leaves most of a GPU idle;
+    ours deals out the keys too.
     """
     b, groups, rows, width = q.shape
     few = rows <= FEW_ROWS or (rows <= SOME_ROWS and b * groups * -(-rows // 64) <= FEW_BLOCKS)
