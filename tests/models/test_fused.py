@@ -188,7 +188,7 @@ def test_gradient_recorder_calls_the_function_itself_on_a_cpu():
     torch.testing.assert_close(layer.weight.grad, want)
     twin = copy.deepcopy(recorder)
     assert twin.module is not layer
-    assert (twin.enabled, twin.limit) == (True, 2)
+    assert (twin.enabled, twin.limit) == (True, 4)
 
 
 @gpu
@@ -240,3 +240,28 @@ def test_gradient_recorder_gives_the_losses_and_gradients_of_the_direct_call():
     calls.clear()
     compare(7, seed=1)
     assert len(calls) == 1
+
+
+@gpu
+def test_recorded_gradients_of_micro_batches_add_up():
+    net = nn.Linear(4, 2).cuda()
+
+    def function(given, *, power):
+        return (net(given["x"]).pow(power).mean(),)
+
+    recorder = GradientRecorder(function, net)
+
+    def gradients(call) -> list[torch.Tensor]:
+        net.zero_grad(set_to_none=True)
+        for rows, power in ((3, 2), (5, 2), (3, 2), (3, 3), (3, 2)):
+            call({"x": randn(rows, 4, device="cuda") * (power + rows)}, power=power)[0].backward()
+        return [p.grad.clone() for p in net.parameters()]
+
+    for _ in range(2):
+        for fast, plain in zip(gradients(recorder), gradients(function), strict=True):
+            torch.testing.assert_close(fast, plain)
+    first, second = (recorder({"x": randn(3, 4, device="cuda") * n}, power=2)[0] for n in (1, 2))
+    assert float(first) != float(second)  # outputs are copies
+    second.backward()
+    with pytest.raises(RuntimeError, match="a later call has overwritten"):
+        first.backward()
