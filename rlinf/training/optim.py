@@ -15,20 +15,25 @@ from rlinf.models.policy import Policy
 
 Tensor = torch.Tensor
 MASTER = "master"  # field of an fp32 copy in a checkpoint
+MOVED_AT_ONCE = 1 << 26  # numbers of gradients that wait in low precision until they are moved
 VALUE_HEAD = "value_head"  # parameters whose name contains this learn at value_lr
 
 
 class MasterAdamW(torch.optim.AdamW):
     """AdamW that steps low-precision parameters through fp32 copies, in which small updates are not rounded away.
 
-    A copy stands in its group in the parameter's place. The parameter's gradient is moved to it after every backward
-    pass, so that micro batches add up, are clipped and stepped in fp32; the parameter is rounded from it after a step.
+    A copy stands in its group in the parameter's place. The parameters' gradients are moved to it during every backward
+    pass, many at once, so that micro batches add up, are clipped and stepped in fp32; the parameters are rounded from
+    the copies after a step.
     Other parameters are stepped as they are; those listed in `masters` are fp32 copies already (the shards of
     low-precision weights) and are named so in checkpoints. One optimiser at a time can serve a policy.
     """
 
     def __init__(self, groups: list[dict[str, Any]], masters: Iterable[Tensor] = (), **options: Any) -> None:
         self.pairs: list[tuple[nn.Parameter, Tensor]] = []  # (parameter, its fp32 copy)
+        self._arrived: dict[nn.Parameter, Tensor] = {}  # those whose gradient has not been moved yet
+        self._arrived_numbers = 0  # of these gradients
+        self._pass = -1  # torch's number of the backward pass at whose end what has arrived is moved
         self.copies = {id(master) for master in masters}
         groups = [group | {"params": [self._master(p) for p in group["params"]]} for group in groups]
         devices = {p.device.type for group in groups for p in group["params"]}
@@ -38,14 +43,19 @@ class MasterAdamW(torch.optim.AdamW):
         """Step the copies, then round the parameters from them."""
         super().step()
         with torch.no_grad():
-            for parameter, master in self.pairs:
-                parameter.copy_(master)
+            _copy([parameter for parameter, _ in self.pairs], [master for _, master in self.pairs])
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, also what a backward pass that failed has left."""
+        super().zero_grad(set_to_none)
+        self._forget_arrived()
+        for parameter, _ in self.pairs:
+            parameter.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the parameters into their fp32 copies, after they were loaded."""
-        for parameter, master in self.pairs:
-            master.copy_(parameter)
+        _copy([master for _, master in self.pairs], [parameter for parameter, _ in self.pairs])
 
     def _master(self, parameter: nn.Parameter) -> Tensor:
         """The tensor to step in the parameter's place: itself, or a new fp32 copy."""
@@ -55,13 +65,47 @@ class MasterAdamW(torch.optim.AdamW):
         self.pairs.append((parameter, master))
         self.copies.add(id(master))
 
-        def take_gradient(p: Tensor) -> None:
-            gradient, p.grad = p.grad, None
-            if gradient is not None:
-                master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
+        def wait(p: Tensor) -> None:
+            # private names of torch: nothing public tells when a backward pass has ended
+            if self._pass != (now := torch._C._current_graph_task_id()):
+                self._pass = now
+                torch.autograd.Variable._execution_engine.queue_callback(self._move_gradients)
+            self._arrived[parameter] = master
+            self._arrived_numbers += parameter.numel()
+            if self._arrived_numbers >= MOVED_AT_ONCE:
+                self._move_gradients()
 
-        parameter.register_post_accumulate_grad_hook(take_gradient)
+        parameter.register_post_accumulate_grad_hook(wait)
         return master
+
+    @torch.no_grad()
+    def _move_gradients(self) -> None:
+        """Add the gradients that have arrived to those of the copies."""
+        arrived = [(p, p.grad, master) for p, master in self._arrived.items() if p.grad is not None]
+        self._forget_arrived()
+        moved = [torch.empty_like(master) for _, _, master in arrived]
+        _copy(moved, [gradient for _, gradient, _ in arrived])
+        sums: list[Tensor] = []
+        parts: list[Tensor] = []
+        for (parameter, _, master), gradient in zip(arrived, moved, strict=True):
+            parameter.grad = None
+            if master.grad is None:
+                master.grad = gradient
+            else:
+                sums.append(master.grad)
+                parts.append(gradient)
+        if sums:
+            torch._foreach_add_(sums, parts)
+
+    def _forget_arrived(self) -> None:
+        self._arrived.clear()
+        self._arrived_numbers = 0
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy many tensors with few kernels, each to its target's dtype."""
+    if targets:
+        torch._foreach_copy_(targets, sources)  # private: torch's own optimisers use it, nothing public does this
 
 
 def make_optimizer(policy: Policy, cfg: OptimConfig) -> MasterAdamW:

@@ -105,6 +105,28 @@ def test_imitating_reads_nothing_back(cfg: ModelConfig, rows: int):
     assert all(torch.equal(a, b) for a, b in zip(again, seen, strict=True))
 
 
+@pytest.mark.parametrize("cfg", RECORDS_IMITATION.values(), ids=RECORDS_IMITATION)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_scoring_stored_actions_reads_nothing_back(cfg: ModelConfig, rows: int):
+    policy = find_policy(cfg.model_type).build(cfg, torch.device("cpu"))
+    *_, recorder = (value for value in vars(policy).values() if isinstance(value, GradientRecorder))
+    function, calls = recorder.function, []
+
+    def watched(given: dict[str, torch.Tensor], **options: Any) -> tuple[torch.Tensor, ...]:
+        calls.append((given, options, function(given, **options)))
+        return calls[-1][2]
+
+    recorder.function = watched
+    noise = Noise(seed=0, at=ChunkIndex(0, 0, 0), env_ids=range(rows))
+    replay = policy.predict(observation(policy.spec, rows), mode="train", noise=noise).replay
+    policy.evaluate(replay, values=False, entropy=True).logprobs.sum().backward()
+    ((given, options, seen),) = calls
+    with NoHostSync():
+        again = function(given, **options)
+        again[0].sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(again, seen, strict=True))
+
+
 @pytest.mark.parametrize(
     "wait",
     [

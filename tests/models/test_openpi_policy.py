@@ -261,3 +261,33 @@ def test_prompts_change_actions():
         actions.append(policy.predict(obs, mode="eval", noise=noise(1)).actions)
     assert gap(actions[0], actions[1]) > 1e-3
     assert gap(actions[0], actions[2]) > 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options", [{}, {"joint_logprob": True}, {"value_after_vlm": True}, {"train_expert_only": True}]
+)
+def test_recorded_scores_and_gradients_are_the_direct_ones(options):
+    """Also of two micro batches, and at another noise level than that of the recording."""
+    cfg = config(**options)
+    policy, rows = build(cfg), {}
+    for seed in range(2):
+        replay = policy.predict(observation(cfg, seed=seed), mode="train", noise=noise(chunk=seed)).replay
+        rows[seed] = {name: tensor.cuda() for name, tensor in replay.items()}
+    policy.cuda()
+
+    def step(level: float, *, recorded: bool) -> list[torch.Tensor]:
+        policy.noise_level, policy._score.enabled = level, recorded
+        policy.zero_grad(set_to_none=True)
+        seen = []
+        for replay in rows.values():
+            found = policy.evaluate(replay, values=True, entropy=True)
+            (found.logprobs.sum() + found.values.square().sum() + found.entropy.sum()).backward()
+            seen += [found.logprobs, found.values, found.entropy]
+        return seen + [p.grad for p in policy.parameters() if p.grad is not None]
+
+    for level in (0.5, 0.3):
+        fast = [tensor.detach().clone() for tensor in step(level, recorded=True)]
+        for a, b in zip(fast, step(level, recorded=False), strict=True):
+            torch.testing.assert_close(a, b.detach(), rtol=1e-3, atol=1e-4)
+    assert policy._score._recordings

@@ -5,6 +5,7 @@ import torch
 
 from rlinf.config.schema import OptimConfig
 from rlinf.models.policy import Policy
+from rlinf.training import optim
 from rlinf.training.optim import (
     MASTER,
     MasterAdamW,
@@ -127,6 +128,42 @@ def test_gradients_are_clipped_in_fp32():
     norm = torch.nn.utils.clip_grad_norm_(params, 1e-4)
     assert float(norm) == pytest.approx(3**0.5 * 1e-3, rel=4e-3)  # the gradient itself was rounded once
     assert float(params[0].grad.norm()) == pytest.approx(1e-4, rel=2e-3)
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 26])
+def test_gradients_of_a_pass_are_moved_together_and_add_up_in_fp32(at_once, monkeypatch):
+    """However many are moved at once; a pass that failed leaves nothing behind."""
+    monkeypatch.setattr(optim, "MOVED_AT_ONCE", at_once)
+    layers = [torch.nn.Linear(4, 4).bfloat16() for _ in range(3)]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    optimizer = MasterAdamW([{"params": parameters, "names": [str(i) for i in range(len(parameters))]}])
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def loss(scale: float) -> torch.Tensor:
+        return scale * layers[2](torch.tanh(layers[1](torch.tanh(layers[0](x))))).float().sum()
+
+    twins = [p.detach().clone() for p in parameters]
+    want = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+    optimizer.zero_grad()
+    for scale in (1.0, 0.37, 2.1):
+        for total, part in zip(want, torch.autograd.grad(loss(scale), parameters), strict=True):
+            total += part.float()
+        loss(scale).backward()
+        assert all(p.grad is None for p in parameters)
+    masters = optimizer.param_groups[0]["params"]
+    assert all(torch.equal(master.grad, total) for master, total in zip(masters, want, strict=True))
+    hook = layers[0].weight.register_hook(lambda grad: 1 / 0)
+    optimizer.zero_grad()
+    with pytest.raises(ZeroDivisionError):
+        loss(1.0).backward()
+    hook.remove()
+    optimizer.zero_grad()
+    loss(1.0).backward()
+    for master, part in zip(masters, torch.autograd.grad(loss(1.0), parameters), strict=True):
+        assert torch.equal(master.grad, part.float())
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(parameters, twins, strict=True))
+    assert all(torch.equal(p, master.bfloat16()) for p, master in optimizer.pairs)
 
 
 def test_state_of_another_shape_is_refused():

@@ -1,7 +1,6 @@
 """Chains of elementwise work between matrix products: plain torch formulas, each one kernel on a GPU.
 
-The kernels (see `kernels`) compute in fp32 and round once. Gradients are always those of the plain formula, taken when
-the backward pass needs them, so only the inputs are kept; small fp32 networks, where launches cost most, keep it all.
+The kernels (see `kernels`, and `gradients` for their backward passes) compute in fp32 and round once.
 Measured with them (docs/benchmarks.md, one H200): updates of π0 run at 2871 samples/s; for calls see `kernels`.
 
 Letters: B rows, S tokens, W width, G key/value heads, R query heads per group, E head width.
@@ -23,8 +22,8 @@ from torch.utils._triton import has_triton  # no public name tells whether Trito
 Tensor = torch.Tensor
 FEW_ROWS = 128  # queries per head for which `attend` has its own kernel at any batch size
 SOME_ROWS = 512  # queries per head for which it is used while its blocks are few
+GRADIENTS = {"norm": "Norm", "add_norm": "AddNorm", "gated": "Gated"}  # of kernels: the classes in `gradients`
 FEW_BLOCKS = 64  # blocks of 64 queries, over all rows and heads, that would leave half of a GPU's processors idle
-LAUNCH_BOUND = 1 << 23  # elements of x: up to here a formula's gradient costs less to keep than to compute anew
 
 
 class Residual(NamedTuple):
@@ -95,7 +94,10 @@ def rope(
     on into buffers [B, G, P, E] and returns these whole; only without gradients.
     """
     cos, sin = angles
-    if _kernels_for(q) and not _wants_gradient(q, k, v):
+    if _kernels_for(q) and _wants_gradient(q, k, v):
+        assert room is None
+        return _with_gradient("Rope")(q, k, v, cos, sin, head_dim)
+    if _kernels_for(q):
         if room is None:
             shape = (q.shape[0], k.shape[2] // head_dim, q.shape[1], head_dim)
             room = (q.new_empty(shape), q.new_empty(shape), 0)
@@ -192,40 +194,13 @@ def _kernel(name: str) -> Callable[..., Any]:
     return getattr(importlib.import_module("rlinf.models.nn.kernels"), name)
 
 
+def _with_gradient(name: str) -> Callable[..., Any]:
+    return getattr(importlib.import_module("rlinf.models.nn.gradients"), name).apply
+
+
 def _run(name: str, formula: Callable[..., Any], x: Tensor, *more: Any) -> Any:
     if not _kernels_for(x):
         return formula(x, *more)
     if _wants_gradient(x, *more):
-        if x.dtype == torch.float32 and x.numel() <= LAUNCH_BOUND:  # bf16 would round elsewhere than when acting
-            return formula(x, *more)
-        return _WithGradient.apply(_kernel(name), formula, x, *more)
+        return _with_gradient(GRADIENTS[name])(x, *more)
     return _kernel(name)(x, *more)
-
-
-class _WithGradient(torch.autograd.Function):
-    """A kernel's numbers with its formula's gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, kernel: Callable[..., Any], formula: Callable[..., Any], *args: Any) -> Any:
-        ctx.formula = formula
-        ctx.plain = [None if isinstance(a, Tensor) else a for a in args]
-        ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        ctx.save_for_backward(*(args[i] for i in ctx.places))
-        return kernel(*args)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        args = list(ctx.plain)
-        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
-            args[place] = tensor.detach().requires_grad_(ctx.needs_input_grad[2 + place])
-        with torch.enable_grad():
-            out = ctx.formula(*args)
-        outputs = out if isinstance(out, tuple) else (out,)
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
-        wanted = [i for i in ctx.places if ctx.needs_input_grad[2 + i]]
-        outputs, seeds = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, [args[i] for i in wanted], seeds, allow_unused=True)
-        results: list[Any] = [None] * len(args)
-        for i, g in zip(wanted, found, strict=True):
-            results[i] = g
-        return None, None, *results

@@ -11,12 +11,13 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
@@ -60,6 +61,11 @@ class _OfWeights:
         before, self._addresses = self._addresses, hash(tuple([p.data_ptr() for p in self._watched]))
         return before != self._addresses
 
+    def clear(self) -> None:
+        """Free the recordings and their memory."""
+        self._recordings.clear()
+        self._pool = None
+
 
 class Recorder(_OfWeights):
     """Calls `function(inputs, **options) -> outputs` directly on the CPU, by replay on a GPU.
@@ -88,11 +94,6 @@ class Recorder(_OfWeights):
         recording.graph.replay()
         return {name: tensor.clone() for name, tensor in recording.outputs.items()}
 
-    def clear(self) -> None:
-        """Free the recordings and their memory."""
-        self._recordings.clear()
-        self._pool = None
-
     def _record(self, given: Tensors, options: dict[str, Hashable]) -> _Recording:
         inputs = {name: tensor.clone() for name, tensor in given.items()}
         side = torch.cuda.Stream()
@@ -117,41 +118,125 @@ class Recorder(_OfWeights):
             sizes.pop(0)
 
 
+@dataclass(frozen=True)
+class _GradientRecording:
+    forward: torch.cuda.CUDAGraph
+    backward: torch.cuda.CUDAGraph
+    inputs: Tensors
+    outputs: tuple[Tensor, ...]
+    seeds: tuple[Tensor | None, ...]  # gradients of the outputs that have one
+    gradients: tuple[Tensor | None, ...]  # of the parameters
+
+
 class GradientRecorder(_OfWeights):
-    """Calls `function(inputs) -> outputs` directly on the CPU; on a GPU its forward and backward pass are replayed.
+    """Calls `function(inputs, **options) -> outputs` directly on the CPU; on a GPU its passes are replayed.
 
     The function's outputs have gradients for the parameters of `module`. It must be pure, must not wait for the device,
-    and gets everything random as input. For launches that cost more than the work; shapes beyond the first few, each of
-    which holds its activations, are computed directly. The next call overwrites outputs and gradients: use them before.
+    and gets everything random as input; `options` are plain values, part of the recording's key. For launches that cost
+    more than the work; shapes beyond the first few are computed directly, and so is everything of sharded weights.
+    Outputs are copies, but a call overwrites the activations of the one before: only the latest can be differentiated.
     """
 
-    limit = 2
+    limit = 4
 
-    def __call__(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, ...]:
+    def __init__(
+        self, function: Function, module: nn.Module, *, enabled: bool = True, limit: int | None = None
+    ) -> None:
+        super().__init__(function, module, enabled=enabled, limit=limit)
+        self._parameters: list[nn.Parameter] = []  # those that get gradients
+        self._kept: dict[nn.Parameter, int] = {}  # addresses of gradients that no replay overwrites
+        self._call = 0  # number of the latest one that was replayed
+
+    def __call__(self, inputs: dict[str, Tensor | None], **options: Hashable) -> tuple[Tensor, ...]:
         given = _given(inputs)
         if not (self.enabled and torch.is_grad_enabled() and next(iter(given.values())).is_cuda):
-            return self.function(given)
+            return self.function(given, **options)
         if self.weights_moved():
-            self._recordings.clear()
-        key = _shapes(given)
+            self.clear()
+        key = (_shapes(given), tuple(options.items()))
         if key not in self._recordings:
-            if len(self._recordings) == self.limit:
-                return self.function(given)
-            samples = tuple(tensor.clone() for tensor in given.values())
-            function = _Recorded(self.function, self.module, tuple(given))
-            self._recordings[key] = torch.cuda.make_graphed_callables(function, samples, allow_unused_input=True)
-        return self._recordings[key](*given.values())
+            self._parameters = [p for p in self.module.parameters() if p.requires_grad]
+            self.enabled = all(type(p) is nn.Parameter for p in self._parameters)  # shards come and go
+            if not self.enabled or len(self._recordings) == self.limit:
+                return self.function(given, **options)
+            self._recordings[key] = self._record(given, options)
+        self._call += 1
+        return _Replayed.apply(self, self._recordings[key], self._call, given, *self._parameters)
+
+    def clear(self) -> None:
+        """Free the recordings and their memory."""
+        super().clear()
+        self._kept.clear()
+
+    def _record(self, given: Tensors, options: dict[str, Hashable]) -> _GradientRecording:
+        inputs = {name: tensor.clone() for name, tensor in given.items()}
+
+        def run() -> tuple[Tensor, ...]:
+            return self.function(dict(inputs), **options)
+
+        def differentiate(outputs: tuple[Tensor, ...], seeds: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+            pairs = [(output, seed) for output, seed in zip(outputs, seeds, strict=True) if seed is not None]
+            ends, starts = zip(*pairs, strict=True)
+            return torch.autograd.grad(ends, self._parameters, starts, allow_unused=True)
+
+        def make_seeds(outputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+            return tuple(torch.zeros_like(o) if o.requires_grad else None for o in outputs)
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        # Some times outside: compiling kernels, making library handles and filling caches must not be captured.
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                outputs = run()
+                differentiate(outputs, make_seeds(outputs))
+                del outputs
+        torch.cuda.current_stream().wait_stream(side)
+        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        # Recordings share the memory of their activations, since only the latest call is differentiated.
+        with torch.cuda.graph(forward, pool=self._pool, capture_error_mode="thread_local"):
+            outputs = run()
+        self._pool, seeds = forward.pool(), make_seeds(outputs)
+        with torch.cuda.graph(backward, pool=self._pool, capture_error_mode="thread_local"):
+            gradients = differentiate(outputs, seeds)
+        outputs = tuple(output.detach() for output in outputs)
+        return _GradientRecording(forward, backward, inputs, outputs, seeds, gradients)
+
+    def start_backward(self, call: int) -> None:
+        """Copy the gradients of earlier calls, which may lie where a replay writes its own: micro batches add up."""
+        if call != self._call:
+            raise RuntimeError("a later call has overwritten what this gradient needs: differentiate each call first")
+        old = [(p, p.grad) for p in self._parameters if p.grad is not None and self._kept.get(p) != p.grad.data_ptr()]
+        copies = [torch.empty_like(grad) for _, grad in old]
+        if copies:
+            torch._foreach_copy_(copies, [grad for _, grad in old])  # private: nothing public copies many at once
+        for (parameter, _), grad in zip(old, copies, strict=True):
+            parameter.grad = grad
+            self._kept[parameter] = grad.data_ptr()
 
 
-class _Recorded(nn.Module):
-    """A function of named tensors as torch records it: a module, whose parameters get gradients, and arguments."""
+class _Replayed(torch.autograd.Function):
+    """A recording's passes, of inputs without a gradient and parameters with one."""
 
-    def __init__(self, function: Function, module: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.function, self.module, self.names = function, module, names
+    @staticmethod
+    def forward(
+        ctx: Any, recorder: GradientRecorder, recording: _GradientRecording, call: int, given: Tensors, *_: nn.Parameter
+    ) -> tuple[Tensor, ...]:
+        ctx.recorder, ctx.recording, ctx.call = recorder, recording, call
+        for name, tensor in given.items():
+            recording.inputs[name].copy_(tensor, non_blocking=True)
+        recording.forward.replay()
+        return tuple(output.clone() for output in recording.outputs)
 
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return self.function(dict(zip(self.names, tensors, strict=True)))
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        recording: _GradientRecording = ctx.recording
+        ctx.recorder.start_backward(ctx.call)
+        for seed, grad in zip(recording.seeds, grads, strict=True):
+            if seed is not None:
+                seed.copy_(grad)
+        recording.backward.replay()
+        return None, None, None, None, *(g if g is None else g.detach() for g in recording.gradients)
 
 
 def _given(inputs: dict[str, Tensor | None]) -> Tensors:

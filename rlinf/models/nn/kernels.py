@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 Tensor = torch.Tensor
-_GATE_BLOCK = 1024
+GATE_BLOCK = 1024
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def add_norm(
     block = triton.next_power_of_2(width)
     _add_norm[(x.numel() // width,)](
         x, x if y is None else y, scale if gate is None else gate, scale, scale if shift is None else shift, out_x, out,
-        width, seq, _row_stride(gate), _row_stride(scale), _row_stride(shift), eps,
+        width, seq, row_stride(gate), row_stride(scale), row_stride(shift), eps,
         HAS_Y=y is not None, HAS_GATE=gate is not None, HAS_SHIFT=shift is not None,
         ONE_PLUS=one_plus, CENTRED=centred, BLOCK=block, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, one_plus: b
     return add_norm(x, None, None, scale, shift, eps, one_plus, centred)[1]
 
 
-def _row_stride(t: Tensor | None) -> int:
+def row_stride(t: Tensor | None) -> int:
     """Elements from one batch row's [W] to the next; 0 when all rows share one."""
     return 0 if t is None or t.dim() == 1 or t.shape[0] == 1 else t.stride(0)
 
@@ -101,8 +101,8 @@ def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
     hidden = gate.shape[-1]
     rows = gate.numel() // hidden
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    grid = (rows, triton.cdiv(hidden, _GATE_BLOCK))
-    _gated[grid](gate, up, out, hidden, gate.stride(-2), up.stride(-2), GELU=gelu, BLOCK=_GATE_BLOCK)
+    grid = (rows, triton.cdiv(hidden, GATE_BLOCK))
+    _gated[grid](gate, up, out, hidden, gate.stride(-2), up.stride(-2), GELU=gelu, BLOCK=GATE_BLOCK)
     return out
 
 

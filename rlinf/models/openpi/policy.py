@@ -83,6 +83,7 @@ class Policy(PretrainedPolicy):
         # Launches cost more than the work in the small sizes only; dropout and recomputation cannot be recorded.
         plain = cfg.size != "base" and not (cfg.is_lora or cfg.gradient_checkpointing)
         self._imitate = GradientRecorder(self._imitation, self, enabled=cfg.cuda_graphs and plain)
+        self._score = GradientRecorder(self._evaluation, self, enabled=cfg.cuda_graphs and plain)
         self.noise_level = options.noise_level
         self.set_global_step(0)
 
@@ -102,6 +103,12 @@ class Policy(PretrainedPolicy):
             initialize(self.noise_head, generator)
         if self.value_head is not None:
             initialize_value_head(self.value_head, generator)
+
+    def forget_recordings(self) -> None:
+        """Free all recordings; the next calls record anew."""
+        super().forget_recordings()
+        self._imitate.clear()
+        self._score.clear()
 
     def unadapted(self) -> tuple[str, ...]:
         """A frozen vision-language model gets no adapters: its cached prefix must stay valid."""
@@ -162,14 +169,43 @@ class Policy(PretrainedPolicy):
 
         The entropy, [B, 1, 1], is a mean over denoising steps, actions and columns, as published at every level.
         """
-        if cache is None:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-                prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
-                prefix = self.prefix(replay["images"], *prompts.trimmed())
-                pooled = self.pool(prefix)
-        else:
+        sampler = self.sampler()
+        if cache is not None:
             prefix, pooled = self.cached_prefix(cache, replay["token_valid"])
-        score = self.sampler().score(prefix, replay.get("state"), replay["x"], replay.get("index"))
+            return self._scored(sampler, prefix, pooled, replay, values=values, entropy=entropy)
+        prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
+        tokens, valid = prompts.trimmed(step=PROMPT_STEP if replay["x"].is_cuda and self._score.enabled else 1)
+        given = {"x": replay["x"], "images": replay["images"], "tokens": tokens, "valid": valid}
+        given |= {name: replay.get(name) for name in REPLAYED}
+        given["table"] = torch.stack(tuple(sampler.weights(replay["x"].device)))  # [4, N]; noise levels change
+        found = iter(self._score(given, values=values, entropy=entropy))
+        return PolicyEval(
+            logprobs=next(found),
+            values=next(found) if values and self.value_head is not None else None,
+            entropy=next(found) if entropy else None,
+        )
+
+    def _evaluation(self, given: dict[str, Tensor], *, values: bool, entropy: bool) -> tuple[Tensor, ...]:
+        """A call of `evaluate` as a function of tensors, which a GPU records: log-probs, and the others as asked."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
+            prefix = self.prefix(given["images"], given["tokens"], given.get("valid"))
+            pooled = self.pool(prefix)
+        sampler = replace(self.sampler(), table=flow.Weights(*given["table"]))
+        found = self._scored(sampler, prefix, pooled, given, values=values, entropy=entropy)
+        return tuple(tensor for tensor in (found.logprobs, found.values, found.entropy) if tensor is not None)
+
+    def _scored(
+        self,
+        sampler: Sampler,
+        prefix: Prefix,
+        pooled: Tensor | None,
+        replay: dict[str, Tensor],
+        *,
+        values: bool,
+        entropy: bool,
+    ) -> PolicyEval:
+        """Stored actions behind a prefix."""
+        score = sampler.score(prefix, replay.get("state"), replay["x"], replay.get("index"))
         return PolicyEval(
             logprobs=self.executed(score.logprobs),
             values=self.critic(score.features, pooled, replay.get("critic_state")) if values else None,
