@@ -54,9 +54,9 @@ class PublishedOpenPi(OpenPi):
         """See OpenPi.prefix_length."""
         return ALL_CAMERAS * self.arch.image_tokens + self.arch.max_token_len
 
-    def cached_prefix(self, cache: dict[str, Tensor], token_valid: Tensor) -> tuple[Prefix, Tensor | None]:
+    def cached_prefix(self, cache: dict[str, Tensor], valid: Tensor | None) -> tuple[Prefix, Tensor | None]:
         """See OpenPi.cached_prefix."""
-        return prefix_cache.restore(self.net, cache, token_valid, image_valid=self._image_valid(len(token_valid)))
+        return prefix_cache.restore(self.net, cache, valid, image_valid=self._image_valid(len(cache["k"])))
 
     @property
     def averages_values(self) -> bool:

@@ -80,10 +80,11 @@ class Policy(PretrainedPolicy):
         pack(self.net)
         set_checkpointing(self.net, cfg.gradient_checkpointing)
         self._act = Recorder(self._actions, self, enabled=cfg.cuda_graphs)
-        # Launches cost more than the work in the small sizes only; dropout and recomputation cannot be recorded.
-        plain = cfg.size != "base" and not (cfg.is_lora or cfg.gradient_checkpointing)
-        self._imitate = GradientRecorder(self._imitation, self, enabled=cfg.cuda_graphs and plain)
-        self._score = GradientRecorder(self._evaluation, self, enabled=cfg.cuda_graphs and plain)
+        # Launches cost more than the work in the small sizes, and in an expert behind a frozen prefix; recordings keep
+        # the memory of their activations. Dropout and recomputation cannot be recorded.
+        plain, small = cfg.cuda_graphs and not (cfg.is_lora or cfg.gradient_checkpointing), cfg.size != "base"
+        self._imitate = GradientRecorder(self._imitation, self, enabled=plain and small)
+        self._score = GradientRecorder(self._evaluation, self, enabled=plain and (small or cfg.freeze_vlm))
         self.noise_level = options.noise_level
         self.set_global_step(0)
 
@@ -169,15 +170,15 @@ class Policy(PretrainedPolicy):
 
         The entropy, [B, 1, 1], is a mean over denoising steps, actions and columns, as published at every level.
         """
-        sampler = self.sampler()
-        if cache is not None:
-            prefix, pooled = self.cached_prefix(cache, replay["token_valid"])
-            return self._scored(sampler, prefix, pooled, replay, values=values, entropy=entropy)
+        sampler, x = self.sampler(), replay["x"]
         prompts = Prompts.stored(replay["tokens"], replay["token_valid"], pads_last=True)
-        tokens, valid = prompts.trimmed(step=PROMPT_STEP if replay["x"].is_cuda and self._score.enabled else 1)
-        given = {"x": replay["x"], "images": replay["images"], "tokens": tokens, "valid": valid}
-        given |= {name: replay.get(name) for name in REPLAYED}
-        given["table"] = torch.stack(tuple(sampler.weights(replay["x"].device)))  # [4, N]; noise levels change
+        tokens, valid = prompts.trimmed(step=PROMPT_STEP if x.is_cuda and self._score.enabled else 1)
+        given = {"x": x, "valid": valid} | {name: replay.get(name) for name in REPLAYED}
+        if cache is None:
+            given |= {"images": replay["images"], "tokens": tokens}
+        else:
+            given |= prefix_cache.trimmed(cache, replay["tokens"].shape[1] - tokens.shape[1])
+        given["table"] = torch.stack(tuple(sampler.weights(x.device)))  # [4, N]; noise levels change
         found = iter(self._score(given, values=values, entropy=entropy))
         return PolicyEval(
             logprobs=next(found),
@@ -187,9 +188,13 @@ class Policy(PretrainedPolicy):
 
     def _evaluation(self, given: dict[str, Tensor], *, values: bool, entropy: bool) -> tuple[Tensor, ...]:
         """A call of `evaluate` as a function of tensors, which a GPU records: log-probs, and the others as asked."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
-            prefix = self.prefix(given["images"], given["tokens"], given.get("valid"))
-            pooled = self.pool(prefix)
+        cache = {name: given[name] for name in prefix_cache.NAMES if name in given}
+        if cache:
+            prefix, pooled = self.cached_prefix(cache, given.get("valid"))
+        else:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
+                prefix = self.prefix(given["images"], given["tokens"], given.get("valid"))
+                pooled = self.pool(prefix)
         sampler = replace(self.sampler(), table=flow.Weights(*given["table"]))
         found = self._scored(sampler, prefix, pooled, given, values=values, entropy=entropy)
         return tuple(tensor for tensor in (found.logprobs, found.values, found.entropy) if tensor is not None)
@@ -387,9 +392,9 @@ class Policy(PretrainedPolicy):
         """Tokens of the longest prefix, which the prefix cache has room for."""
         return self.cfg.num_cameras * self.arch.image_tokens + self.arch.max_token_len
 
-    def cached_prefix(self, cache: dict[str, Tensor], token_valid: Tensor) -> tuple[Prefix, Tensor | None]:
-        """Prefix and pooled view from rows of `PolicyOutput.cache`; bool [B, L] marks valid prompt slots."""
-        return prefix_cache.restore(self.net, cache, token_valid)
+    def cached_prefix(self, cache: dict[str, Tensor], valid: Tensor | None) -> tuple[Prefix, Tensor | None]:
+        """Prefix and pooled view from trimmed rows of `PolicyOutput.cache`; bool [B, L] marks valid prompt slots."""
+        return prefix_cache.restore(self.net, cache, valid)
 
     # ------------------------------------------------------------------ actions and values
     def executed(self, x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from rlinf.models.inputs import Prompts
 from rlinf.models.nn.gemma import KeyValue
 from rlinf.models.openpi.model import PiNet, Prefix
 
@@ -26,20 +25,28 @@ def store(prefix: Prefix, pooled: Tensor | None, length: int) -> dict[str, Tenso
     return cache if pooled is None else cache | {"pooled": pooled}
 
 
+def trimmed(cache: dict[str, Tensor], unused: int) -> dict[str, Tensor]:
+    """Views of what was stored, without the last `unused` slots, which no prompt uses."""
+    end = cache["k"].shape[3] - unused
+    return {name: x if name == "pooled" else x[..., :end, :] for name, x in cache.items()}
+
+
 def restore(
-    net: PiNet, cache: dict[str, Tensor], token_valid: Tensor, *, image_valid: Tensor | None = None
+    net: PiNet, cache: dict[str, Tensor], token_valid: Tensor | None, *, image_valid: Tensor | None = None
 ) -> tuple[Prefix, Tensor | None]:
-    """What was stored: the prefix, without slots that no prompt uses, and the pooled view.
+    """What was stored and trimmed: the prefix, and the pooled view.
 
     `token_valid` bool [B, L] marks the prompt's slots, `image_valid` bool [B, cameras] the images that count (None:
     all of them).
     """
-    image_tokens = cache["k"].shape[3] - token_valid.shape[1]
-    tokens, valid = Prompts.stored(token_valid, token_valid, pads_last=True).trimmed()
-    end = image_tokens + tokens.shape[1]
-    layers = zip(cache["k"][..., :end, :].unbind(1), cache["v"][..., :end, :].unbind(1), strict=True)
-    if image_valid is not None:
-        valid = torch.cat((image_valid.repeat_interleave(net.arch.image_tokens, 1), tokens), 1)
-    elif valid is not None:
-        valid = torch.cat((tokens.new_ones(len(tokens), image_tokens), tokens), 1)
-    return net.attach([KeyValue(k, v) for k, v in layers], valid), cache.get("pooled")
+    b, _, _, length, _ = cache["k"].shape
+    layers = [KeyValue(k, v) for k, v in zip(cache["k"].unbind(1), cache["v"].unbind(1), strict=True)]
+    valid = token_valid
+    if image_valid is not None or token_valid is not None:
+        valid = torch.ones(b, length, dtype=torch.bool, device=cache["k"].device)
+        if image_valid is not None:
+            images = image_valid.repeat_interleave(net.arch.image_tokens, 1)
+            valid[:, : images.shape[1]] = images
+        if token_valid is not None:
+            valid[:, length - token_valid.shape[1] :] = token_valid
+    return net.attach(layers, valid), cache.get("pooled")
