@@ -144,7 +144,6 @@ class GradientRecorder(_OfWeights):
     ) -> None:
         super().__init__(function, module, enabled=enabled, limit=limit)
         self._parameters: list[nn.Parameter] = []  # those that get gradients
-        self._kept: dict[nn.Parameter, int] = {}  # addresses of gradients that no replay overwrites
         self._call = 0  # number of the latest one that was replayed
 
     def __call__(self, inputs: dict[str, Tensor | None], **options: Hashable) -> tuple[Tensor, ...]:
@@ -162,11 +161,6 @@ class GradientRecorder(_OfWeights):
             self._recordings[key] = self._record(given, options)
         self._call += 1
         return _Replayed.apply(self, self._recordings[key], self._call, given, *self._parameters)
-
-    def clear(self) -> None:
-        """Free the recordings and their memory."""
-        super().clear()
-        self._kept.clear()
 
     def _record(self, given: Tensors, options: dict[str, Hashable]) -> _GradientRecording:
         inputs = {name: tensor.clone() for name, tensor in given.items()}
@@ -201,17 +195,10 @@ class GradientRecorder(_OfWeights):
         outputs = tuple(output.detach() for output in outputs)
         return _GradientRecording(forward, backward, inputs, outputs, seeds, gradients)
 
-    def start_backward(self, call: int) -> None:
-        """Copy the gradients of earlier calls, which may lie where a replay writes its own: micro batches add up."""
+    def check_latest(self, call: int) -> None:
+        """Refuse a gradient whose activations are gone."""
         if call != self._call:
             raise RuntimeError("a later call has overwritten what this gradient needs: differentiate each call first")
-        old = [(p, p.grad) for p in self._parameters if p.grad is not None and self._kept.get(p) != p.grad.data_ptr()]
-        copies = [torch.empty_like(grad) for _, grad in old]
-        if copies:
-            torch._foreach_copy_(copies, [grad for _, grad in old])  # private: nothing public copies many at once
-        for (parameter, _), grad in zip(old, copies, strict=True):
-            parameter.grad = grad
-            self._kept[parameter] = grad.data_ptr()
 
 
 class _Replayed(torch.autograd.Function):
@@ -231,12 +218,17 @@ class _Replayed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         recording: _GradientRecording = ctx.recording
-        ctx.recorder.start_backward(ctx.call)
+        ctx.recorder.check_latest(ctx.call)
         for seed, grad in zip(recording.seeds, grads, strict=True):
             if seed is not None:
                 seed.copy_(grad)
         recording.backward.replay()
-        return None, None, None, None, *(g if g is None else g.detach() for g in recording.gradients)
+        # Copies: the next replay, of either pass, writes where the recorded gradients lie, and micro batches add up.
+        found = [gradient for gradient in recording.gradients if gradient is not None]
+        copies = [torch.empty_like(gradient) for gradient in found]
+        torch._foreach_copy_(copies, found)  # private: nothing public copies many at once
+        rest = iter(copies)
+        return None, None, None, None, *(None if g is None else next(rest) for g in recording.gradients)
 
 
 def _given(inputs: dict[str, Tensor | None]) -> Tensors:
