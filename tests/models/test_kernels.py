@@ -1,4 +1,4 @@
-"""nn/kernels, nn/gradients: every kernel against the plain formula in fp32, with its gradients.
+"""nn/kernels, nn/gradients, nn/few_rows: every kernel against the plain formula in fp32, with its gradients.
 
 Without a GPU the same tests run in Triton's interpreter, where Triton is installed:
 TRITON_INTERPRET=1 python -m pytest tests/models/test_kernels.py
@@ -14,12 +14,16 @@ import pytest
 import torch
 
 from rlinf.models.nn import fused
+from rlinf.models.nn.fused import Residual
+from rlinf.models.nn.gemma import Gemma, KeyValue
+from rlinf.models.nn.packed import pack
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = [] if INTERPRETED else pytest.mark.gpu
 # Relative errors of a tensor; the interpreter cuts numbers to bf16 instead of rounding them.
-BOUND = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2 if INTERPRETED else 6e-3}
+BOUND = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2 if INTERPRETED else 6e-3}
+HALF = torch.float16 if INTERPRETED else torch.bfloat16  # whose products the interpreter knows
 B, S, E = 3, 7, 16
 Tensor = torch.Tensor
 Call = Callable[[dict[str, Tensor]], Sequence[Tensor]]
@@ -116,3 +120,102 @@ def test_gradients_of_many_rows_are_the_same_every_time(use_kernels):
     value = x.double()
     want = (value * torch.rsqrt(value.square().mean(-1, keepdim=True) + 1e-6)).sum((0, 1))
     assert float((runs[0].double() - want).abs().max()) < 1e-5 * want.numel() ** 0.5 * len(x) ** 0.5
+
+
+def stream_of(rows: int, batch: int, width: int, parts: int, adaptive: bool) -> tuple[Residual, list[Tensor]]:
+    """A residual in half precision whose y may come in parts, and the scale and shift of its norm."""
+    shape = (batch, rows // batch, width)
+    y = None if parts == 0 else randn(*shape, seed=2).to(HALF) if parts == 1 else randn(parts, *shape, seed=2)
+    terms = randn(batch, 1, 3 * width).to(HALF).chunk(3, -1) if adaptive else [randn(width), None, None]
+    gate = terms[2] if y is not None else None
+    return Residual(randn(*shape, seed=1).to(HALF), y, gate), list(terms[:2])
+
+
+def plain_norm(stream: Residual, scale: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    total = stream.total()
+    return total, fused._norm(total, scale, shift, 1e-6, True, False)
+
+
+FEW = pytest.mark.parametrize(
+    ("rows", "batch", "parts", "adaptive"),
+    [(6, 1, 2, False), (12, 2, 1, True), (5, 1, 0, True), (51, 1, 3, False), (40, 5, 2, True)],
+)
+
+
+@FEW
+@torch.no_grad()
+def test_norm_product_and_gate_of_few_rows(rows, batch, parts, adaptive, use_kernels):
+    stream, (scale, shift) = stream_of(rows, batch, 192, parts, adaptive)
+    weight = randn(256, 192).to(HALF) / 8
+    use_kernels(True)
+    x, got = fused.norm_gate_of_few(stream, scale, shift, weight, eps=1e-6, gelu=True)
+    use_kernels(False)
+    total, normed = plain_norm(stream, scale, shift)
+    want = fused._gated(*(normed.float() @ weight.float().T).chunk(2, -1), True)
+    assert distance(x, total) < BOUND[HALF]
+    assert distance(got, want) < 2 * BOUND[HALF]
+
+
+@FEW
+@torch.no_grad()
+def test_norm_projection_and_rotation_of_few_rows(rows, batch, parts, adaptive, use_kernels):
+    stream, (scale, shift) = stream_of(rows, batch, 192, parts, adaptive)
+    heads, groups, e, s = 4, 2, 64, rows // batch
+    weight, angle = randn((heads + 2 * groups) * e, 192).to(HALF) / 8, randn(batch, s, 1, e // 2)
+    angles = (angle.cos().to(HALF), angle.sin().to(HALF))
+    k, v = (torch.zeros(batch, groups, s + 9, e, dtype=HALF, device=DEVICE) for _ in range(2))
+    use_kernels(True)
+    x, q = fused.norm_rope_of_few(stream, scale, shift, weight, angles, eps=1e-6, head_dim=e, room=(k, v, 9))
+    use_kernels(False)
+    total, normed = plain_norm(stream, scale, shift)
+    projected = (normed.float() @ weight.float().T).split([heads * e, groups * e, groups * e], -1)
+    want = fused.rope(*projected, (angles[0].float(), angles[1].float()), head_dim=e)
+    assert distance(x, total) < BOUND[HALF]
+    for got, part in zip((q, k[:, :, 9:], v[:, :, 9:]), want, strict=True):
+        assert distance(got, part) < 2 * BOUND[HALF]
+    assert not k[:, :, :9].any()
+    assert not v[:, :, :9].any()
+
+
+@pytest.mark.parametrize("rows", [6, 51])
+@pytest.mark.parametrize("inner", [192, 1024])
+def test_product_of_few_rows_in_parts(rows, inner, use_kernels):
+    use_kernels(True)
+    x, weight = randn(1, rows, inner).to(HALF), randn(128, inner).to(HALF)
+    got = fused.product_of_few(x, weight)
+    assert (got.dim() == 4) == (inner == 1024)
+    got = got.sum(0) if got.dim() == 4 else got
+    assert distance(got, x.float() @ weight.float().T) < BOUND[HALF]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("tokens", [6, 33])
+@torch.no_grad()
+def test_an_expert_of_few_rows_equals_the_plain_one(tokens, adaptive, use_kernels):
+    """Whole blocks behind stored keys, with a mask: what acting for one robot runs."""
+    net = Gemma(width=128, hidden=256, depth=2, heads=4, kv_heads=1, head_dim=64, adaptive=adaptive).to(DEVICE)
+    for i, parameter in enumerate(net.parameters()):
+        parameter.copy_(randn(*parameter.shape, seed=i) / parameter.shape[-1] ** 0.5)
+    net.to(HALF)
+    pack(net)
+    past = [tuple(randn(1, 1, 20, 64, seed=50 + 2 * i + j).to(HALF) for j in range(2)) for i in range(2)]
+    x, positions = randn(1, tokens, 128).to(HALF), torch.arange(20, 20 + tokens, device=DEVICE)[None]
+    visible = torch.ones(1, tokens, 20 + tokens, dtype=torch.bool, device=DEVICE)
+    visible[:, 0, 21:] = False
+    modulation = [randn(1, 1, 3 * 128, seed=i).to(HALF) / 2 for i in range(5)] if adaptive else None
+
+    def run(on: bool) -> Tensor:
+        use_kernels(on)
+        kv = [KeyValue(k.to(net.dtype), v.to(net.dtype)).with_room(tokens) for k, v in past]
+        given = None if modulation is None else [m.to(net.dtype) for m in modulation]
+        bias = torch.zeros(visible.shape, device=DEVICE).masked_fill(~visible, -3e4).repeat_interleave(4, 1)[:, None]
+        frame = net.frame(positions, None)._replace(bias=bias.to(net.dtype))
+        out, _ = net(x, frame, past=kv, modulation=given)
+        assert out is not None
+        return out
+
+    few = run(True)
+    plain = run(False)
+    net.float()
+    exact = run(False)
+    assert distance(few, exact) < 1.5 * distance(plain, exact)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ Tensor = torch.Tensor
 FEW_ROWS = 128  # queries per head for which `attend` has its own kernel at any batch size
 SOME_ROWS = 512  # queries per head for which it is used while its blocks are few
 GRADIENTS = {"norm": "Norm", "add_norm": "AddNorm", "gated": "Gated"}  # of kernels: the classes in `gradients`
+PRODUCT_ROWS = 64  # of all batch rows together: up to here a product takes as long as reading its weights
 FEW_BLOCKS = 64  # blocks of 64 queries, over all rows and heads, that would leave half of a GPU's processors idle
 
 
@@ -30,7 +31,7 @@ class Residual(NamedTuple):
     """A stream whose latest contribution waits to be added by the next norm: x + gate * y."""
 
     x: Tensor  # [B, S, W]
-    y: Tensor | None = None  # [B, S, W]
+    y: Tensor | None = None  # [B, S, W], or fp32 parts of it [P, B, S, W], as `product_of_few` gives
     gate: Tensor | None = None  # [W], or [B or 1, 1, W]
 
     def total(self) -> Tensor:
@@ -143,6 +144,49 @@ def linear_gelu(x: Tensor, layer: nn.Module) -> Tensor:
     return F.gelu(layer(x), approximate="tanh")
 
 
+def has_few_rows(x: Tensor, weights: Sequence[Tensor], head_dim: int) -> bool:
+    """Whether a block's products of x [B, S, W] with `weights` are left to the kernels of `few_rows`: see these."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and x.numel() <= PRODUCT_ROWS * x.shape[-1]
+        and x.shape[-1] <= 2048
+        and head_dim % 64 == 0
+        and all(w.dtype == x.dtype and w.shape[0] % 64 == 0 and w.shape[1] % 64 == 0 for w in weights)
+        and _kernels_for(x)
+        and not torch.is_grad_enabled()
+    )
+
+
+def norm_rope_of_few(
+    stream: Residual,
+    scale: Tensor,
+    shift: Tensor | None,
+    weight: Tensor,
+    angles: tuple[Tensor, Tensor],
+    *,
+    eps: float,
+    head_dim: int,
+    room: tuple[Tensor, Tensor, int],
+) -> tuple[Tensor, Tensor]:
+    """add_norm (one_plus), the joined projection [(heads + 2 G) * E, W] and rope: the sum, and the queries."""
+    few_rows = importlib.import_module("rlinf.models.nn.few_rows")
+    given = few_rows.Stream(*stream, scale, shift, eps, one_plus=True)
+    return few_rows.norm_rope(given, weight, angles, head_dim, room)
+
+
+def norm_gate_of_few(
+    stream: Residual, scale: Tensor, shift: Tensor | None, weight: Tensor, *, eps: float, gelu: bool
+) -> tuple[Tensor, Tensor]:
+    """add_norm (one_plus), the joined projection [2 H, W] and the gate of an MLP: the sum, and the gated [B, S, H]."""
+    few_rows = importlib.import_module("rlinf.models.nn.few_rows")
+    return few_rows.norm_gate(few_rows.Stream(*stream, scale, shift, eps, one_plus=True), weight, gelu)
+
+
+def product_of_few(x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, S, K] times weight [W, K], for the y of a Residual alone: it may come in parts."""
+    return importlib.import_module("rlinf.models.nn.few_rows").product(x, weight)
+
+
 def _norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, one_plus: bool, centred: bool) -> Tensor:
     value = x.float()
     if centred:
@@ -153,6 +197,7 @@ def _norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, one_plus: 
 
 
 def _add(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    y = y.sum(0).to(x.dtype) if y.dim() > x.dim() else y
     return x + (y if gate is None else y * gate.to(y.dtype))
 
 

@@ -73,12 +73,24 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, MASKED)
 
 
+class Terms(NamedTuple):
+    """What a norm multiplies by (besides 1) and adds, and the gate of what is made of it: [W] or [B or 1, 1, W]."""
+
+    scale: Tensor
+    shift: Tensor | None = None
+    gate: Tensor | None = None
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm in fp32, scaled by 1 + weight; no gate."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
+
+    def terms(self, modulation: Tensor | None) -> Terms:
+        """Its weight alone."""
+        return Terms(self.weight)
 
     def forward(self, stream: Residual, modulation: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The stream added up, its norm, and the gate (none) of what is computed from it."""
@@ -96,10 +108,14 @@ class AdaRMSNorm(nn.Module):
         """Conditions [N, W] -> scale, shift and gate side by side: [N, 1, 3 W]."""
         return self.dense(cond.to(self.dense.weight.dtype))[:, None]
 
+    def terms(self, modulation: Tensor | None) -> Terms:
+        """Scale, shift and gate."""
+        assert modulation is not None
+        return Terms(*modulation.chunk(3, -1))
+
     def forward(self, stream: Residual, modulation: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """The stream added up, its norm, and the gate of what is computed from it."""
-        assert modulation is not None
-        scale, shift, gate = modulation.chunk(3, -1)  # each [B or 1, 1, W]
+        scale, shift, gate = self.terms(modulation)
         return *fused.add_norm(*stream, scale, shift, eps=NORM_EPS, one_plus=True), gate
 
 
@@ -144,12 +160,15 @@ class Attention(Packed):
         q, k, v = fused.rope(q, k, v, frame.rope, head_dim=self.head_dim, room=room)
         return q, KeyValue(k[:, :, :s], v[:, :, :s], (k, v))
 
-    def forward(self, q: Tensor, kv: KeyValue, frame: Frame) -> Tensor:
-        """Queries [B, G, S * R, E] on kv, heads merged: [B, S, W]; the bias is [B or 1, 1, S * R or 1, P + S]."""
+    def attend(self, q: Tensor, kv: KeyValue, frame: Frame) -> Tensor:
+        """Queries [B, G, S * R, E] on kv, heads in a row: [B, S, heads * E]; bias [B or 1, 1, S * R or 1, P + S]."""
         b, s = q.shape[0], q.shape[2] * self.kv_heads // self.heads
         out = fused.attend(q, kv.k, kv.v, frame.bias, frame.lead)  # [B, G, S * R, E]
-        out = out.view(b, self.kv_heads, s, -1, self.head_dim).transpose(1, 2)
-        return self.o_proj(out.reshape(b, s, -1))
+        return out.view(b, self.kv_heads, s, -1, self.head_dim).transpose(1, 2).reshape(b, s, -1)
+
+    def forward(self, q: Tensor, kv: KeyValue, frame: Frame) -> Tensor:
+        """What `attend` gives, heads merged: [B, S, W]."""
+        return self.o_proj(self.attend(q, kv, frame))
 
 
 class Block(nn.Module):
@@ -167,11 +186,46 @@ class Block(nn.Module):
         self, stream: Residual, frame: Frame, past: KeyValue | None, modulation: tuple[Tensor | None, Tensor | None]
     ) -> tuple[Residual, KeyValue]:
         """The stream after this layer, and this call's own keys and values."""
+        if past is not None and past.buffers is not None and (weights := self._few_rows_weights(stream.x)) is not None:
+            return self._forward_few_rows(stream, frame, past, modulation, weights)
         x, h, gate = self.input_layernorm(stream, modulation[0])
         q, kv, own = self.self_attn.query_key_value(h, frame, past)
         attended = Residual(x, self.self_attn(q, kv, frame), gate)
         x, h, gate = self.post_attention_layernorm(attended, modulation[1])
         return Residual(x, self.mlp(h), gate), own
+
+    def _few_rows_weights(self, x: Tensor) -> tuple[Tensor, ...] | None:
+        """Joined q, k and v; o; joined gate and up; down; where products with x are left to kernels of their own."""
+        if torch.is_grad_enabled():
+            return None
+        attn, mlp = self.self_attn, self.mlp
+        qkv, gate_up = attn.joined(attn.groups[0]), mlp.joined(mlp.groups[0])
+        if qkv is None or gate_up is None or not type(attn.o_proj) is type(mlp.down_proj) is nn.Linear:
+            return None
+        weights = (qkv.weight, attn.o_proj.weight, gate_up.weight, mlp.down_proj.weight)
+        return weights if fused.has_few_rows(x, weights, attn.head_dim) else None
+
+    def _forward_few_rows(
+        self,
+        stream: Residual,
+        frame: Frame,
+        past: KeyValue,
+        modulation: tuple[Tensor | None, Tensor | None],
+        weights: tuple[Tensor, ...],
+    ) -> tuple[Residual, KeyValue]:
+        """`forward` in as few kernels as it takes: acting with one robot is bound by launches and reading weights."""
+        assert past.buffers is not None
+        attn, first, (qkv, out, gate_up, down) = self.self_attn, past.k.shape[2], weights
+        k, v = past.buffers
+        scale, shift, gate = self.input_layernorm.terms(modulation[0])
+        x, q = fused.norm_rope_of_few(
+            stream, scale, shift, qkv, frame.rope, eps=NORM_EPS, head_dim=attn.head_dim, room=(k, v, first)
+        )
+        y = fused.product_of_few(attn.attend(q, KeyValue(k, v), frame), out)
+        attended = Residual(x, y, gate)
+        scale, shift, gate = self.post_attention_layernorm.terms(modulation[1])
+        x, h = fused.norm_gate_of_few(attended, scale, shift, gate_up, eps=NORM_EPS, gelu=True)
+        return Residual(x, fused.product_of_few(h, down), gate), KeyValue(k[:, :, first:], v[:, :, first:])
 
     def key_value(self, stream: Residual, frame: Frame) -> KeyValue:
         """Keys and values alone, for a last layer whose output is not read (never one with adaptive norms)."""

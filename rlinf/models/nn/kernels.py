@@ -19,8 +19,8 @@ GATE_BLOCK = 1024
 @triton.jit
 def _add_norm(
     x, y, gate, scale, shift, out_x, out,
-    W, S, gate_stride, scale_stride, shift_stride, eps,
-    HAS_Y: tl.constexpr, HAS_GATE: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    W, S, NUMEL, gate_stride, scale_stride, shift_stride, eps,
+    PARTS: tl.constexpr, HAS_GATE: tl.constexpr, HAS_SHIFT: tl.constexpr,
     ONE_PLUS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -28,8 +28,11 @@ def _add_norm(
     cols = tl.arange(0, BLOCK)
     inside = cols < W
     value = tl.load(x + row * W + cols, mask=inside, other=0.0).to(tl.float32)
-    if HAS_Y:
+    if PARTS:
         step = tl.load(y + row * W + cols, mask=inside, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            step += tl.load(y + part * NUMEL + row * W + cols, mask=inside, other=0.0).to(tl.float32)
+        step = step.to(out_x.dtype.element_ty).to(tl.float32)
         if HAS_GATE:
             step = step * tl.load(gate + batch * gate_stride + cols, mask=inside, other=0.0).to(tl.float32)
         rounded = (value + step).to(out_x.dtype.element_ty)
@@ -57,7 +60,7 @@ def add_norm(
     one_plus: bool,
     centred: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See fused.add_norm."""
+    """See fused.add_norm; y may also be fp32 parts of a sum [P, B, S, W], which is rounded first."""
     x = x.contiguous()
     y = None if y is None else y.contiguous()
     width, seq = x.shape[-1], x.shape[-2]
@@ -65,8 +68,8 @@ def add_norm(
     block = triton.next_power_of_2(width)
     _add_norm[(x.numel() // width,)](
         x, x if y is None else y, scale if gate is None else gate, scale, scale if shift is None else shift, out_x, out,
-        width, seq, row_stride(gate), row_stride(scale), row_stride(shift), eps,
-        HAS_Y=y is not None, HAS_GATE=gate is not None, HAS_SHIFT=shift is not None,
+        width, seq, x.numel(), row_stride(gate), row_stride(scale), row_stride(shift), eps,
+        PARTS=num_parts(y, x), HAS_GATE=gate is not None, HAS_SHIFT=shift is not None,
         ONE_PLUS=one_plus, CENTRED=centred, BLOCK=block, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
     return out_x, out
@@ -75,6 +78,11 @@ def add_norm(
 def norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, one_plus: bool, centred: bool) -> Tensor:
     """The norm of add_norm alone."""
     return add_norm(x, None, None, scale, shift, eps, one_plus, centred)[1]
+
+
+def num_parts(y: Tensor | None, x: Tensor) -> int:
+    """How many tensors of x's shape y is the sum of; 0 without one."""
+    return 0 if y is None else y.numel() // x.numel()
 
 
 def row_stride(t: Tensor | None) -> int:

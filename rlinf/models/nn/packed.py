@@ -19,7 +19,7 @@ from torch.nn import functional as F
 Tensor = torch.Tensor
 
 
-class _Joined(NamedTuple):
+class Joined(NamedTuple):
     """The weights of a group as one tensor."""
 
     weight: Tensor  # [sum of out, in]
@@ -42,7 +42,7 @@ class Packed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._joined: dict[tuple[str, ...], _Joined] = {}
+        self._joined: dict[tuple[str, ...], Joined] = {}
 
     def pack(self) -> None:
         """Move each group's weights (and biases) into one tensor, wherever they are now."""
@@ -54,10 +54,15 @@ class Packed(nn.Module):
     def project(self, group: tuple[str, ...], x: Tensor) -> Sequence[Tensor]:
         """What each layer of `group` makes of x [..., W]; one product when no gradient of theirs is wanted."""
         layers = self._layers(group)
-        joined = self._joined.get(group)
-        if joined is None or torch.is_grad_enabled() or not joined.is_current(layers):
+        joined = None if torch.is_grad_enabled() else self.joined(group)
+        if joined is None:
             return [layer(x) for layer in layers]
         return F.linear(x, joined.weight, joined.bias).split([layer.out_features for layer in layers], -1)
+
+    def joined(self, group: tuple[str, ...]) -> Joined | None:
+        """The weights of `group` as one tensor, where they are."""
+        joined = self._joined.get(group)
+        return joined if joined is not None and joined.is_current(self._layers(group)) else None
 
     def _layers(self, group: tuple[str, ...]) -> list[nn.Linear]:
         # torch's own table, since this runs in every call; an entry may also be an adapter around a layer.
@@ -71,7 +76,7 @@ def pack(module: nn.Module) -> None:
             part.pack()
 
 
-def _join(layers: Sequence[nn.Linear]) -> _Joined:
+def _join(layers: Sequence[nn.Linear]) -> Joined:
     """One tensor of all weights, which the layers' own become views of."""
     with torch.no_grad():
         weight = torch.cat([layer.weight for layer in layers])
@@ -83,4 +88,4 @@ def _join(layers: Sequence[nn.Linear]) -> _Joined:
         if bias is not None:
             layer.bias.data = bias[first:last]
         first = last
-    return _Joined(weight, bias, [layer.weight.data_ptr() - weight.data_ptr() for layer in layers])
+    return Joined(weight, bias, [layer.weight.data_ptr() - weight.data_ptr() for layer in layers])

@@ -1,0 +1,313 @@
+"""Products of few rows with large weights, as in a call for one robot: kernels whose time is reading the weights once.
+
+A library's product of a handful of rows reads the weights slowly, and every norm, gate, rotation and sum between two
+products costs a launch. Here the columns are dealt out to all processors, the inner columns too where a product has few
+columns (`product`: the next norm adds up the parts), and the work between products is done by the kernels themselves:
+up to `NORM_ROWS` rows every program computes the norm of its input anew while its weights are on their way. Numbers are
+rounded where the kernels that they replace round: the stream, the normed input, every product and the gated MLP.
+
+Letters: B rows, S tokens, M = B * S, W width, H hidden width, G key/value heads, R query heads per group, E head width.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from rlinf.models.nn import kernels
+
+Tensor = torch.Tensor
+NORM_ROWS = 16  # up to here a product computes the norm of its input itself
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut; the choices were measured by benchmarks/kernels.py."""
+
+    cols: int  # columns of a program; of each of the two in a paired product
+    inner: int = 128  # inner columns of a step
+    split: int = 1  # programs that share the inner columns
+    warps: int = 4
+    stages: int = 4  # steps whose weights are on their way at once
+
+
+TILES = {  # by kernel, and by whether the rows are at most NORM_ROWS
+    ("gate", True): Tile(32, warps=8),
+    ("gate", False): Tile(32),
+    ("rope", True): Tile(16, warps=8),
+    ("rope", False): Tile(16),
+    ("product", True): Tile(16, inner=256, split=2),
+    ("product", False): Tile(32, split=4),
+}
+PREFETCH = os.environ.get("TRITON_INTERPRET") != "1"  # ask for weights ahead, which the interpreter cannot
+EARLY = False  # start a kernel, and reading its weights, before the one it waits for has ended
+
+
+class Stream(NamedTuple):
+    """The input of a product: the norm of x + gate * y, as the arguments of kernels.add_norm."""
+
+    x: Tensor  # [B, S, W]
+    y: Tensor | None  # [B, S, W], or fp32 parts of a sum [P, B, S, W]
+    gate: Tensor | None
+    scale: Tensor
+    shift: Tensor | None
+    eps: float
+    one_plus: bool
+
+
+@triton.jit
+def _ask_for(weight, first, steps, K, ACROSS: tl.constexpr):
+    """Start to bring rows `first` of weight [N, K] to the processors' shared cache, 64 * ACROSS columns from `steps`."""
+    lines = tl.arange(0, ACROSS) * 64  # numbers of two bytes in a cache line
+    place = weight + first.to(tl.int64)[:, None] * K + steps + lines[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _total(
+    x, y, gate, rows, batch, steps, kept, M, K, gate_stride,
+    PARTS: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """The stream x + gate * y at rows and columns, rounded."""
+    place = rows[:, None] * K + steps[None, :]
+    value = tl.load(x + place, mask=kept, other=0.0)
+    if PARTS:
+        step = tl.load(y + place, mask=kept, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            step += tl.load(y + part * M * K + place, mask=kept, other=0.0).to(tl.float32)
+        step = step.to(value.dtype).to(tl.float32)
+        if HAS_GATE:
+            at = gate + batch[:, None] * gate_stride + steps[None, :]
+            step = step * tl.load(at, mask=kept, other=0.0).to(tl.float32)
+        value = (value.to(tl.float32) + step).to(value.dtype)
+    return value
+
+
+@triton.jit
+def _paired(
+    x, y, gate, scale, shift, out_x, weight, cos, sin, out, out_k, out_v,
+    M, S, K, H, E, R, gate_stride, scale_stride, shift_stride, angle_stride, out_tokens, out_first, eps,
+    NORM: tl.constexpr, PARTS: tl.constexpr, HAS_GATE: tl.constexpr, HAS_SHIFT: tl.constexpr, ONE_PLUS: tl.constexpr,
+    ROPE: tl.constexpr, GELU: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    EARLY: tl.constexpr, PREFETCH: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr, K_UP: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, COLS)
+    there = rows < M
+    if ROPE:  # a column of a head's first half, and its partner
+        half = E // 2
+        head, cols = block // (half // COLS), (block % (half // COLS)) * COLS + cols
+        first, other = head * E + cols, half
+    else:  # a column of the gate, and the one of what it gates
+        cols = block * COLS + cols
+        first, other = cols, H
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    if PREFETCH:  # the weights come from farthest away, and wait for nothing
+        _ask_for(weight, first, 0, K, K_UP // 64)
+        _ask_for(weight, first + other, 0, K, K_UP // 64)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    steps = tl.arange(0, INNER)
+    source = weight + first.to(tl.int64)[:, None] * K + steps[None, :]
+    batch = rows // S
+    inverse = tl.zeros([ROWS], tl.float32)
+    if NORM:
+        whole = tl.arange(0, K_UP)
+        all_of_it = there[:, None] & (whole < K)[None, :]
+        stream = _total(x, y, gate, rows, batch, whole, all_of_it, M, K, gate_stride, PARTS, HAS_GATE)
+        if PARTS > 0 and block == 0:
+            tl.store(out_x + rows[:, None] * K + whole[None, :], stream, mask=all_of_it)
+        value = stream.to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(value * value, 1) / K + eps)
+    a = tl.zeros([ROWS, COLS], tl.float32)
+    b = tl.zeros([ROWS, COLS], tl.float32)
+    for start in range(0, K, INNER):
+        one = tl.load(source + start)
+        two = tl.load(source + other * K + start)
+        at = start + steps
+        kept = there[:, None] & (at < K)[None, :]
+        if NORM:
+            total = _total(x, y, gate, rows, batch, at, kept, M, K, gate_stride, PARTS, HAS_GATE)
+            factor = tl.load(scale + batch[:, None] * scale_stride + at[None, :], mask=kept, other=0.0).to(tl.float32)
+            if ONE_PLUS:
+                factor = 1.0 + factor
+            normal = total.to(tl.float32) * inverse[:, None] * factor
+            if HAS_SHIFT:
+                where = shift + batch[:, None] * shift_stride + at[None, :]
+                normal += tl.load(where, mask=kept, other=0.0).to(tl.float32)
+            normed = normal.to(one.dtype)
+        else:
+            normed = tl.load(x + rows[:, None] * K + at[None, :], mask=kept, other=0.0)
+        a = tl.dot(normed, tl.trans(one), a)
+        b = tl.dot(normed, tl.trans(two), b)
+    a = a.to(out.dtype.element_ty).to(tl.float32)
+    b = b.to(out.dtype.element_ty).to(tl.float32)
+    asked = there[:, None]
+    if ROPE:
+        token = rows % S
+        angle = (batch * angle_stride + token * half)[:, None] + cols[None, :]
+        c = tl.load(cos + angle, mask=asked, other=0.0).to(tl.float32)
+        s = tl.load(sin + angle, mask=asked, other=0.0).to(tl.float32)
+        low, high = a * c - b * s, b * c + a * s
+        if head < HEADS:
+            place = out + ((batch * GROUPS + head // R) * S * R + token * R + head % R)[:, None] * E + cols[None, :]
+            tl.store(place, low.to(out.dtype.element_ty), mask=asked)
+            tl.store(place + half, high.to(out.dtype.element_ty), mask=asked)
+        else:
+            group = (head - HEADS) % GROUPS
+            to = ((batch * GROUPS + group).to(tl.int64) * out_tokens + out_first + token)[:, None] * E + cols[None, :]
+            if head < HEADS + GROUPS:
+                tl.store(out_k + to, low.to(out_k.dtype.element_ty), mask=asked)
+                tl.store(out_k + to + half, high.to(out_k.dtype.element_ty), mask=asked)
+            else:  # values are not rotated
+                tl.store(out_v + to, a.to(out_v.dtype.element_ty), mask=asked)
+                tl.store(out_v + to + half, b.to(out_v.dtype.element_ty), mask=asked)
+    else:
+        if GELU:  # as kernels._gated
+            active = a * tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a))
+        else:
+            active = a * tl.sigmoid(a)
+        tl.store(out + rows[:, None] * H + cols[None, :], (active * b).to(out.dtype.element_ty), mask=asked)
+
+
+@triton.jit
+def _product(
+    x, weight, out, M, N, K, PART,
+    EARLY: tl.constexpr, PREFETCH: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr, PART_UP: tl.constexpr,
+):  # fmt: skip
+    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    part = tl.program_id(1)
+    rows = tl.arange(0, ROWS)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    if PREFETCH:
+        _ask_for(weight, cols, part * PART, K, PART_UP // 64)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    steps = part * PART + tl.arange(0, INNER)
+    there = (rows < M)[:, None]
+    total = tl.zeros([ROWS, COLS], tl.float32)
+    source = weight + cols.to(tl.int64)[:, None] * K + steps[None, :]
+    given = x + rows[:, None] * K + steps[None, :]
+    for start in range(0, PART, INNER):
+        one = tl.load(given + start, mask=there, other=0.0)
+        two = tl.load(source + start)
+        total = tl.dot(one, tl.trans(two), total)
+    place = (part * M + rows)[:, None] * N + cols[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=there)
+
+
+def product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
+    """x [B, S, K] times weight [W, K]: fp32 parts [P, B, S, W] of a sum, or the sum [B, S, W] itself, rounded."""
+    b, s, inner = x.shape
+    rows, cols = b * s, weight.shape[0]
+    tile = tile or TILES["product", rows <= NORM_ROWS]
+    if inner % (tile.split * tile.inner):
+        tile = tile._replace(split=1, inner=largest_step(inner, tile.inner))
+    split, part = tile.split, inner // tile.split
+    out = torch.empty((split, b, s, cols), dtype=x.dtype if split == 1 else torch.float32, device=x.device)
+    _product[(cols // tile.cols, split)](
+        x.contiguous(), weight, out, rows, cols, inner, part,
+        ROWS=_rows(rows), COLS=tile.cols, INNER=tile.inner, PART_UP=_lines(part),
+        num_warps=tile.warps, num_stages=tile.stages, **_early(part),
+    )  # fmt: skip
+    return out[0] if split == 1 else out
+
+
+def norm_gate(stream: Stream, weight: Tensor, gelu: bool, tile: Tile | None = None) -> tuple[Tensor, Tensor]:
+    """The stream added up [B, S, W], and the gated MLP [B, S, H] of its norm, weight [2 H, W]: gate, then up."""
+    b, s, _ = stream.x.shape
+    hidden = weight.shape[0] // 2
+    tile = tile or TILES["gate", b * s <= NORM_ROWS]
+    out = torch.empty(b, s, hidden, dtype=stream.x.dtype, device=stream.x.device)
+    x = _run(stream, weight, tile, hidden // tile.cols, out, None, hidden=hidden, gelu=gelu)
+    return x, out
+
+
+def norm_rope(
+    stream: Stream,
+    weight: Tensor,
+    angles: tuple[Tensor, Tensor],
+    head_dim: int,
+    room: tuple[Tensor, Tensor, int],
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The stream added up, and rotated queries [B, G, S * R, E] of its norm; keys and values go to `room`.
+
+    weight [(heads + 2 G) * E, W] holds queries, keys and values; for `room` and angles see fused.rope.
+    """
+    b, s, _ = stream.x.shape
+    groups, heads = room[0].shape[1], weight.shape[0] // head_dim
+    queries = heads - 2 * groups
+    tile = tile or TILES["rope", b * s <= NORM_ROWS]
+    out = torch.empty(b, groups, s * queries // groups, head_dim, dtype=stream.x.dtype, device=stream.x.device)
+    blocks = heads * (head_dim // 2 // tile.cols)
+    return _run(stream, weight, tile, blocks, out, (angles, head_dim, queries, groups, room)), out
+
+
+Rotation = tuple[tuple[Tensor, Tensor], int, int, int, tuple[Tensor, Tensor, int]]
+
+
+def _run(
+    stream: Stream,
+    weight: Tensor,
+    tile: Tile,
+    blocks: int,
+    out: Tensor,
+    rotation: Rotation | None,
+    *,
+    hidden: int = 0,
+    gelu: bool = True,
+) -> Tensor:
+    """Launch `_paired`, and before it the norm where rows are many; returns the stream added up."""
+    x, y, gate, scale, shift, eps, one_plus = stream
+    b, s, width = x.shape
+    fused = b * s <= NORM_ROWS
+    if fused:
+        x, total = x.contiguous(), x if y is None else torch.empty_like(x)
+        given, parts = x, kernels.num_parts(y, x)
+    else:
+        total, given = kernels.add_norm(x, y, gate, scale, shift, eps, one_plus, False)
+        parts = 0
+    angles, head_dim, heads, groups, room = rotation or ((scale, scale), 0, 1, 1, (out, out, 0))
+    _paired[(blocks,)](
+        given, x if y is None else y, scale if gate is None else gate, scale, scale if shift is None else shift, total,
+        weight, *angles, out, room[0], room[1],
+        b * s, s, width, hidden, head_dim, heads // groups,
+        kernels.row_stride(gate), kernels.row_stride(scale), kernels.row_stride(shift),
+        0 if angles[0].shape[0] == 1 else angles[0].stride(0), room[0].shape[2], room[2], eps,
+        NORM=fused, PARTS=parts, HAS_GATE=gate is not None, HAS_SHIFT=shift is not None, ONE_PLUS=one_plus,
+        ROPE=rotation is not None, GELU=gelu, HEADS=heads, GROUPS=groups,
+        ROWS=_rows(b * s), COLS=tile.cols, INNER=largest_step(width, tile.inner), K_UP=_lines(width),
+        num_warps=tile.warps, num_stages=tile.stages, **_early(width),
+    )  # fmt: skip
+    return total
+
+
+def largest_step(inner: int, wanted: int) -> int:
+    """The largest power of two up to `wanted` that divides `inner`; less than 16 where no kernel can be used."""
+    return min(wanted, inner & -inner)
+
+
+def _rows(rows: int) -> int:
+    return max(16, triton.next_power_of_2(rows))
+
+
+def _lines(inner: int) -> int:
+    """Numbers that cover `inner`, in whole cache lines."""
+    return max(64, triton.next_power_of_2(inner))
+
+
+def _early(inner: int) -> dict[str, bool]:
+    """Settings of a launch; only whole cache lines are asked for ahead."""
+    settings = {"EARLY": EARLY, "PREFETCH": PREFETCH and inner == _lines(inner)}
+    return settings | ({"launch_pdl": True} if EARLY else {})
