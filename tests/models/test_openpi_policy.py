@@ -288,6 +288,8 @@ def test_recorded_scores_and_gradients_are_the_direct_ones(options):
 
     for level in (0.5, 0.3):
         fast = [tensor.detach().clone() for tensor in step(level, recorded=True)]
-        for a, b in zip(fast, step(level, recorded=False), strict=True):
-            torch.testing.assert_close(a, b.detach(), rtol=1e-3, atol=1e-4)
+        plain = [tensor.detach() for tensor in step(level, recorded=False)]
+        largest = max(float(tensor.norm()) for tensor in plain)  # some gradients are 0 but for rounding: keys' biases
+        for a, b in zip(fast, plain, strict=True):
+            assert float((a - b).norm()) <= 1e-3 * float(b.norm()) + 1e-6 * largest
     assert policy._score._recordings

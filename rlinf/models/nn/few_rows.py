@@ -60,7 +60,7 @@ class Stream(NamedTuple):
 
 @triton.jit
 def _ask_for(weight, first, steps, K, ACROSS: tl.constexpr):
-    """Start to bring rows `first` of weight [N, K] to the processors' shared cache, 64 * ACROSS columns from `steps`."""
+    """Start to bring rows `first` of weight [N, K] to the processors' common cache: 64 * ACROSS columns from `steps`."""
     lines = tl.arange(0, ACROSS) * 64  # numbers of two bytes in a cache line
     place = weight + first.to(tl.int64)[:, None] * K + steps + lines[None, :]
     tl.inline_asm_elementwise(

@@ -9,9 +9,11 @@ or 76 ms compiled. Recorded gradients: imitation of size small takes 1600 steps 
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -105,7 +107,7 @@ class Recorder(_OfWeights):
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Recordings share their scratch memory: they never run at the same time, and outputs are copied out.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _capture(graph, self._pool):
             outputs = self.function(dict(inputs), **options)
         self._pool = graph.pool()
         return _Recording(graph, inputs, outputs)
@@ -187,10 +189,10 @@ class GradientRecorder(_OfWeights):
         torch.cuda.current_stream().wait_stream(side)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         # Recordings share the memory of their activations, since only the latest call is differentiated.
-        with torch.cuda.graph(forward, pool=self._pool, capture_error_mode="thread_local"):
+        with _capture(forward, self._pool):
             outputs = run()
         self._pool, seeds = forward.pool(), make_seeds(outputs)
-        with torch.cuda.graph(backward, pool=self._pool, capture_error_mode="thread_local"):
+        with _capture(backward, self._pool):
             gradients = differentiate(outputs, seeds)
         outputs = tuple(output.detach() for output in outputs)
         return _GradientRecording(forward, backward, inputs, outputs, seeds, gradients)
@@ -229,6 +231,20 @@ class _Replayed(torch.autograd.Function):
         torch._foreach_copy_(copies, found)  # private: nothing public copies many at once
         rest = iter(copies)
         return None, None, None, None, *(None if g is None else next(rest) for g in recording.gradients)
+
+
+@contextmanager
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Record what is launched inside. Garbage of other recordings must not be freed meanwhile: that ends a capture."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _given(inputs: dict[str, Tensor | None]) -> Tensors:
