@@ -156,6 +156,18 @@ def test_calvin_plays_listed_tasks_alone_in_the_scenes_asked_for() -> None:
     assert env_options(block("calvin")).sentences == "validation"
 
 
+@pytest.mark.usefixtures("calvin_path")
+def test_a_calvin_scene_plays_what_is_listed() -> None:
+    from rlinf.simulators.calvin import Scene
+
+    cfg = block("calvin", init_params={"image_size": 32, "wrist_image_size": 32, "render": "fast"})
+    scene, spec = Scene(env_options(cfg)), env_spec(cfg)
+    for task in spec.tasks:
+        scene.reset(ids_of_task(spec, "train", task)[0])
+        assert scene.task() == task
+    scene.close()
+
+
 def test_maniskill_ids_of_lists_tell_their_environment() -> None:
     rows = {"Carrot-v1": (CARROT, "test"), "MultiCarrot-v1-train": (TWO_OBJECTS, "train"), MAIN: (MAIN, "train")}
     for names in (list(rows), list(rows)[::-1]):  # an id means the same in any list
