@@ -131,18 +131,24 @@ def _success(rows: Sequence[dict[str, Any]], evaluations: Sequence[Evaluation]) 
 def _success_by_task(rows: Sequence[dict[str, Any]], evaluations: Sequence[Evaluation]) -> list[str]:
     """A small chart of success for every task, where there are several: in training and in evaluations."""
     logged = {match.group(1) for row in rows for name in row if (match := TASK_SUCCESS.fullmatch(name))}
-    played = {task_metric(e["task"], "success_once") for one in evaluations for e in one.episodes}
+    split = [_episodes_by_task(one) for one in evaluations]
+    played = {name for episodes in split for name in episodes}
     charts = []
     for name in sorted(logged | played if len(played) > 1 else logged):
-        own = [
-            replace(one, episodes=[e for e in one.episodes if task_metric(e["task"], "success_once") == name])
-            for one in evaluations
-        ]
+        own = [replace(one, episodes=its.get(name, [])) for one, its in zip(evaluations, split, strict=True)]
         series = _success_series(_points(rows, f"env/{name}"), own)
         if series:
             title = name.removeprefix("task/").removesuffix("/success_once")
             charts.append(curve_svg(series, title=title, percent=True, width=400, height=220))
     return ["<h2>Success by task</h2>", f'<div class="charts">{"".join(charts)}</div>'] if charts else []
+
+
+def _episodes_by_task(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
+    """The episodes of an evaluation by the name of their task's success metric."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for episode in evaluation.episodes:
+        found.setdefault(task_metric(episode["task"], "success_once"), []).append(episode)
+    return found
 
 
 def _success_series(train: Sequence[tuple[float, float]], evaluations: Sequence[Evaluation]) -> list[Series]:

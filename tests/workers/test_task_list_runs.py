@@ -51,6 +51,25 @@ def test_tasks_are_played_in_their_shares_and_told_apart(tmp_path: Path) -> None
     assert 'aria-label="reach-blue"' in page
 
 
+@pytest.mark.slow
+def test_a_resumed_run_plays_and_learns_what_an_uninterrupted_one_does(tmp_path: Path) -> None:
+    settings = [*TWO_TASKS, "runner.val_check_interval=-1", "runner.save_interval=1", "env.train.auto_reset=true"]
+
+    def train(folder: Path, steps: int) -> list[dict[str, float]]:
+        runner = make_runner(toy_config(folder, *settings, f"runner.max_steps={steps}", "runner.resume_dir=auto"))
+        try:
+            runner.train()
+        finally:
+            runner.close()
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in row.items() if not name.startswith(("time/", "sync/"))} for row in rows]
+
+    straight = train(tmp_path / "straight", 2)
+    train(tmp_path / "stopped", 1)
+    assert train(tmp_path / "stopped", 2) == straight
+    assert any(name.startswith("env/task/reach-red/") for name in straight[-1])
+
+
 def test_imitation_is_tried_on_the_tasks_of_the_training_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cfg = toy_config(tmp_path, *TWO_TASKS, "env.eval.task_suite_name=toy_red", "sft.eval_interval=1")
     cfg = replace(cfg, sft=replace(cfg.sft, eval_trials=6))
