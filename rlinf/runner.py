@@ -105,8 +105,9 @@ class Runner:
         metrics = {f"{name}/bytes": float(count) for name, count in moved.items()}
         metrics["env/restarts"] = float(sum(self.cluster.get(restarts)))
         records = [record for rank in self.cluster.get(episodes) for record in rank]
-        groups = env_spec(self.cfg.env.train).task_groups
-        return metrics | {f"env/{name}": value for name, value in summarise(records, groups).items()}
+        spec = env_spec(self.cfg.env.train)
+        episodes_mean = summarise(records, spec.task_groups, by_task=spec.balanced)
+        return metrics | {f"env/{name}": value for name, value in episodes_mean.items()}
 
     def sync(self) -> None:
         """Send the actor's weights to the rollout ranks that hold copies; nothing if no update came after the last."""

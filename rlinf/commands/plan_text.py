@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from rlinf.commands.device_map import Row, actor_shards, device_rows, parameter_bytes, sample_bytes, traffic_rows
 from rlinf.commands.units import bytes_text, count_text, plural
@@ -10,9 +11,12 @@ from rlinf.compat.cache_size import cache_bytes_per_sample
 from rlinf.config.check import policy_spec
 from rlinf.config.derived import chunks_per_rollout, micro_batch_size, rollout_size, total_steps
 from rlinf.config.schema import Config
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec, num_trials
 from rlinf.models.config import PolicySpec
 from rlinf.placement.plan import Plan
+
+WIDTH = 96  # of a row's text
 
 
 def describe_plan(cfg: Config, plan: Plan) -> str:
@@ -40,6 +44,7 @@ def _batch_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
         each = plan.num_envs("env")
         shares = f"{plural(len(plan.env), 'rank')} x {plural(plan.stages, 'stage')} x {each}"
         yield ("envs", f"{train.total_num_envs} = {shares}{groups}")
+        yield from _task_rows(train)
         yield (
             "samples per step",
             f"{size} = {plural(chunks_per_rollout(cfg), 'chunk')} x {plural(train.total_num_envs, 'env')} x "
@@ -55,11 +60,28 @@ def _batch_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
         )
         yield ("training steps", f"{total_steps(cfg)}")
     if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
-        trials = num_trials(cfg.env.eval, env_spec(cfg.env.eval, "env.eval"))
+        played = env_spec(cfg.env.eval, "env.eval")
+        trials = num_trials(cfg.env.eval, played)
+        shares = f" = {len(played.tasks)} tasks x {trials // len(played.tasks)}" if played.balanced else ""
         every = (
             "" if cfg.runner.only_eval else f", every {plural(cfg.runner.val_check_interval, 'step')} and at the end"
         )
-        yield ("evaluation", f"{plural(trials, 'trial')} in {plural(plan.eval_envs.num_envs, 'env')}{every}")
+        yield ("evaluation", f"{plural(trials, 'trial')}{shares} in {plural(plan.eval_envs.num_envs, 'env')}{every}")
+        if cfg.runner.only_eval:
+            yield from _task_rows(cfg.env.eval)
+
+
+def _task_rows(env: EnvConfig) -> Iterator[Row]:
+    """The tasks of a list, and the share of the episodes that each gets, in lines of at most WIDTH."""
+    spec = env_spec(env)
+    if not spec.balanced:
+        return
+    weights = {task: env.task_weights.get(task, 1.0) for task in spec.tasks}
+    equal, total = len(set(weights.values())) == 1, sum(weights.values())
+    named = [t if equal else f"{t} (weight {weights[t]:g}, {weights[t] / total:.0%})" for t in spec.tasks]
+    shares = " in equal shares" if equal else ""
+    lines = wrap(f"{len(named)}{shares}: {', '.join(named)}", WIDTH, break_on_hyphens=False)
+    yield from (("" if n else "tasks", line) for n, line in enumerate(lines))
 
 
 def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:

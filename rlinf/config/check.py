@@ -20,7 +20,7 @@ from rlinf.config.derived import (
 )
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.spec import drops_rotation, env_spec, unread_keys
+from rlinf.envs.spec import drops_rotation, env_spec, ids_of_task, suite_names, unread_keys
 from rlinf.errors import UserError
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
@@ -313,8 +313,20 @@ def _check_staleness(cfg: Config, plan: Plan) -> None:
 
 
 def _check_ids(path: str, env: EnvConfig, split: str) -> None:
-    """Test sets have no ids to learn from."""
+    """Test sets have no ids to learn from, nor has a task of theirs in a list."""
     spec = env_spec(env, path)
+    if spec.balanced:
+        lacking = [task for task in spec.tasks if not ids_of_task(spec, split, task)]
+        if lacking:
+            key = "task_suite_name" if len(suite_names(env)) > 1 else "task_weights"
+            raise UserError(
+                f"{path}.{key}: {lacking[0]} has no reset ids of its own to learn from ({split}) with these settings; "
+                "what is only held out belongs in env.eval"
+            )
+    if env.task_weights and env.use_ordered_reset_state_ids:
+        raise UserError(
+            f"{path}.task_weights needs {path}.use_ordered_reset_state_ids=false: ids in order take every task in turn"
+        )
     if not spec.reset_ids[split]:
         raise UserError(
             f"{path}.init_params: suite {spec.suite} has only held-out reset ids with these settings, none to learn "
@@ -323,12 +335,20 @@ def _check_ids(path: str, env: EnvConfig, split: str) -> None:
 
 
 def _check_trials(env: EnvConfig) -> None:
-    held_out = len(env_spec(env, "env.eval").reset_ids["eval"])
+    spec = env_spec(env, "env.eval")
+    held_out, tasks = len(spec.reset_ids["eval"]), len(spec.tasks)
     if env.num_trials > held_out:
         raise UserError(
             f"env.eval.num_trials={env.num_trials} must be -1 (all), 0 (derived) or at most {held_out}, "
             "the held-out ids of the suite"
         )
+    if len(suite_names(env)) > 1 and env.num_trials > 0 and env.num_trials % tasks:
+        raise UserError(
+            f"env.eval.num_trials={env.num_trials} must divide by {tasks}, the tasks of the list, which are played "
+            f"equally often; {_nearest(env.num_trials, tasks)}"
+        )
+    if env.task_weights:
+        logger.warning("env.eval.task_weights has no effect: an evaluation plays every task equally often")
 
 
 def _nearest(value: int, unit: int) -> str:

@@ -10,7 +10,7 @@ import torch
 from rlinf.data.types import ChunkIndex
 
 MASK64 = (1 << 64) - 1
-_STREAMS = {"train": 0, "eval": 1, "reset": 2, "shuffle": 3, "sft": 4, "init": 5, "demo": 6}
+_STREAMS = {"train": 0, "eval": 1, "reset": 2, "shuffle": 3, "sft": 4, "init": 5, "demo": 6, "tasks": 7}
 
 
 def generator(seed: int, stream: str, step: int, *counter: int) -> np.random.Generator:

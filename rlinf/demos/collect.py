@@ -59,7 +59,8 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) ->
         failed = [q.task for q in quotas if q.kept < wanted.episodes_per_task]
         kept = {q.task: {"episodes": q.kept, "attempts": q.attempts} for q in quotas}
         record = {"seed": cfg.runner.seed, "simulator": cfg.env.train.env_type}
-        record |= {"options": asdict(env_options(cfg.env.train)), "horizon": _horizon(cfg)}
+        options, suite = asdict(env_options(cfg.env.train)), cfg.env.train.task_suite_name
+        record |= {"options": options | ({"task_suite_name": suite} if suite else {}), "horizon": _horizon(cfg)}
         record |= {"collect": asdict(wanted), "tasks": kept, "failed_tasks": failed}
         (work / "meta/collect.json").write_text(json.dumps(record, indent=1))
     for task in failed:

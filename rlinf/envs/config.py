@@ -46,8 +46,10 @@ class EnvConfig(SimulatorKeys):
 
     env_type: str = "toy"
     """Simulator: one of rlinf/simulators, of an installed package, or the dotted path of your own module."""
-    task_suite_name: str | None = None
-    """Suite of that simulator, e.g. metaworld_50."""
+    task_suite_name: str | list[str] | None = None
+    """Suite or task of that simulator, e.g. metaworld_50, or a list of them: [reach-v3, push-v3], in equal shares."""
+    task_weights: dict[str, float] = field(default_factory=dict)
+    """env.train: shares of the tasks in the episodes, {reach-v3: 2}; a task that is not named weighs 1."""
     total_num_envs: Count = 8
     """Environments over all workers and stages."""
     auto_reset: bool = False

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from rlinf.data.noise import generator
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.config import EnvConfig
+from rlinf.envs.spec import ids_of_task
 from rlinf.simulators.contract import EnvSpec
 
 
@@ -88,13 +92,47 @@ class TrainIds:
         self.cfg, self.seed = cfg, seed
         self.ids = spec.reset_ids["train"]
         self.num_groups = max(1, cfg.total_num_envs // cfg.group_size)
+        self._shares: TaskShares | None = None
+        if spec.balanced:
+            self._shares = TaskShares([cfg.task_weights.get(task, 1.0) for task in spec.tasks], self.num_groups, seed)
+            self._ids_of_task = [ids_of_task(spec, "train", task) for task in spec.tasks]
 
     def pick(self, env_id: int, number: int) -> int:
         """The reset id of an env's episode `number`."""
-        group = env_id // self.cfg.group_size
+        group, ids = env_id // self.cfg.group_size, self.ids
         if self.cfg.use_ordered_reset_state_ids:
-            return self.ids[(group + number * self.num_groups) % len(self.ids)]
-        return self.ids[int(generator(self.seed, "reset", 0, group, number).integers(len(self.ids)))]
+            return ids[(group + number * self.num_groups) % len(ids)]
+        if self._shares is not None:
+            ids = self._ids_of_task[self._shares.task(group, number)]
+        return ids[int(generator(self.seed, "reset", 0, group, number).integers(len(ids)))]
+
+
+class TaskShares:
+    """Deals tasks to the groups of a rollout, so that each gets its share of them, rounded up or down.
+
+    The line from 0 to 1 is divided among the tasks by weight, and the G groups stand on it in random order, 1 / G
+    apart: a task with the share w of the line has w x G of them, rounded up or down. Where the first one stands moves
+    from rollout to rollout (a van der Corput sequence), so that what was rounded evens out.
+    """
+
+    def __init__(self, weights: Sequence[float], num_groups: int, seed: int) -> None:
+        self._ends = np.cumsum(weights) / np.sum(weights)
+        self._num_groups, self._seed = num_groups, seed
+        self._first = float(generator(seed, "tasks", 1).random())
+        self._order = lru_cache(maxsize=64)(self._shuffled)  # the groups of a rollout ask for the same one
+
+    def task(self, group: int, number: int) -> int:
+        """Position in EnvSpec.tasks of what a group plays as its episode `number`."""
+        stands = (self._order(number)[group] + (self._first + _van_der_corput(number)) % 1.0) / self._num_groups
+        return min(int(np.searchsorted(self._ends, stands, side="right")), len(self._ends) - 1)
+
+    def _shuffled(self, number: int) -> list[int]:
+        return generator(self._seed, "tasks", 0, number).permutation(self._num_groups).tolist()
+
+
+def _van_der_corput(number: int) -> float:
+    """The binary digits of a number, mirrored at the point: 0, 1/2, 1/4, 3/4, 1/8, ..., as even as can be."""
+    return int(f"{number:b}"[::-1], 2) / (1 << number.bit_length())
 
 
 class EvalIds:

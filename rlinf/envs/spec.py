@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -14,11 +14,13 @@ from rlinf.envs.config import EnvConfig, SimulatorKeys
 from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import PolicySpec
 from rlinf.plugins import SIMULATOR, available, dotted_path, import_plugin
-from rlinf.simulators.contract import EnvSpec, IdGrid, SetupError
+from rlinf.simulators.contract import EnvSpec, IdGrid, JoinedIds, SetupError
 from rlinf.typed import Origin, convert
 
 ARM_POSE = 7  # columns of a policy of one arm: position, rotation, gripper
 REQUIRED = ("Options", "spec", "Scene")  # what a simulator's module must offer
+JOINED = ("suite", "tasks", "reset_ids", "task_groups", "min_episode_steps")  # in which listed suites may differ
+MAX_WEIGHT = 1_000_000
 
 
 @cache
@@ -45,18 +47,43 @@ def find_simulator(env_type: str) -> ModuleType:
 def env_options(cfg: EnvConfig, where: str = "env.train", origin: Origin | None = None) -> Any:
     """The simulator's `Options` from init_params, task_suite_name and those of SimulatorKeys that it reads.
 
-    `where` is the key path of the block and `origin` the file that set a key, both for errors.
+    Of a list of names, those of the first. `where` is the key path of the block and `origin` the file that set a key,
+    both for errors.
     """
-    cls = find_simulator(cfg.env_type).Options
+    return next(iter(_options_by_name(cfg, where, origin).values()))
+
+
+def suite_names(cfg: EnvConfig, where: str = "env.train") -> tuple[str, ...]:
+    """The names in task_suite_name: several, one, or none where the simulator's default is played."""
+    given = cfg.task_suite_name
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not given:
+        raise UserError(f"{where}.task_suite_name=[] names nothing to play; list suites or tasks, or leave the key out")
+    twice = [name for name in given if given.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"{where}.task_suite_name names {twice[0]} twice; {where}.task_weights gives a task a larger share"
+        )
+    return tuple(given)
+
+
+def _options_by_name(cfg: EnvConfig, where: str, origin: Origin | None = None) -> dict[str, Any]:
+    """The simulator's `Options` for each name of task_suite_name; under "" where the block names none."""
+    cls, names = find_simulator(cfg.env_type).Options, suite_names(cfg, where)
     options = convert(cls, cfg.init_params, f"{where}.init_params", origin)
     given = {key: value for key, value in _set_keys(cfg).items() if key in _fields(cls)}
-    if cfg.task_suite_name is not None:
-        given["task_suite_name"] = cfg.task_suite_name
-    try:
-        return replace(options, **given) if given else options
-    except ValueError as error:
-        key = next((key for key in given if str(error).startswith(key)), "init_params")
-        raise UserError(f"{where}.{key}: {error}") from None
+    if "listed" in _fields(cls):
+        given["listed"] = names if len(names) > 1 else ()
+    made = {}
+    for name in names or ("",):
+        own = {**given, "task_suite_name": name} if name else given
+        try:
+            made[name] = replace(options, **own) if own else options
+        except ValueError as error:
+            key = next((key for key in own if str(error).startswith(key)), "init_params")
+            raise UserError(f"{where}.{key}: {error}") from None
+    return made
 
 
 def unread_keys(cfg: EnvConfig, where: str) -> Iterator[str]:
@@ -80,14 +107,64 @@ def _fields(cls: type) -> set[str]:
 
 
 def env_spec(cfg: EnvConfig, where: str = "env.train") -> EnvSpec:
-    """The shape of the configured suite, without starting the simulator."""
-    spec = find_simulator(cfg.env_type).spec(env_options(cfg, where))
+    """The shape of the configured suite, or of a list of them, without starting the simulator."""
+    simulator = find_simulator(cfg.env_type)
+    spec = _joined({name: simulator.spec(options) for name, options in _options_by_name(cfg, where).items()}, where)
+    if cfg.task_weights:
+        _check_weights(cfg, spec, where)
+        spec = replace(spec, balanced=True)
     if cfg.max_episode_steps < spec.min_episode_steps:
         raise UserError(
             f"{where}.max_episode_steps={cfg.max_episode_steps} must be at least {spec.min_episode_steps}: "
             f"an episode of {spec.suite} may last that long with these init_params"
         )
     return spec
+
+
+def _joined(specs: Mapping[str, EnvSpec], where: str) -> EnvSpec:
+    """One spec of several names' specs: all of their tasks, balanced; the spec of a single name as it is."""
+    first, *others = specs.values()
+    if not others:
+        return first
+    named_by: dict[str, str] = {}
+    for name, spec in specs.items():
+        for task in spec.tasks:
+            if task in named_by:
+                raise UserError(f"{where}.task_suite_name holds {task} twice: in {named_by[task]} and in {name}")
+            named_by[task] = name
+        for f in fields(EnvSpec):
+            mine, its = vars(first)[f.name], vars(spec)[f.name]
+            if f.name not in JOINED and mine != its:
+                raise UserError(
+                    f"{where}.task_suite_name: {name} cannot be played beside {first.suite}: {f.name} differs, {its} "
+                    f"and {mine}"
+                )
+    reset_ids = {}
+    for split in first.reset_ids:
+        parts = tuple(ids_of_task(spec, split, task) for spec in specs.values() for task in spec.tasks)
+        starts = [part[0] for part in parts if part]
+        if len(set(starts)) < len(starts):
+            raise UserError(f"{where}.task_suite_name={list(specs)}: names of this list play the same reset ids")
+        reset_ids[split] = JoinedIds(parts, interleaved=split != "eval")
+    return replace(
+        first,
+        suite="+".join(specs),
+        tasks=tuple(named_by),
+        reset_ids=reset_ids,
+        task_groups={},  # those of one name say nothing about the others
+        min_episode_steps=max(spec.min_episode_steps for spec in specs.values()),
+        balanced=True,
+    )
+
+
+def _check_weights(cfg: EnvConfig, spec: EnvSpec, where: str) -> None:
+    """Refuse weights of tasks that are not played, and those that are no share."""
+    for task, weight in cfg.task_weights.items():
+        if task not in spec.tasks:
+            near = did_you_mean(task, spec.tasks) or f"; its tasks: {', '.join(spec.tasks)}"
+            raise UserError(f"{where}.task_weights.{task}: {spec.suite} has no such task{near}")
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= MAX_WEIGHT:
+            raise UserError(f"{where}.task_weights.{task}={weight!r} must be a number above 0, at most {MAX_WEIGHT}")
 
 
 def check_setup(cfg: EnvConfig, where: str) -> None:
@@ -110,7 +187,7 @@ def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:
     if task not in spec.tasks:
         raise UserError(f"task {task!r} is not in suite {spec.suite!r}{did_you_mean(task, spec.tasks)}")
     ids = spec.reset_ids[split]
-    if isinstance(ids, IdGrid):
+    if isinstance(ids, (IdGrid, JoinedIds)):
         return ids.of_task(spec.tasks.index(task))
     if len(spec.tasks) == 1:
         return ids
@@ -129,4 +206,6 @@ def num_trials(cfg: EnvConfig, spec: EnvSpec) -> int:
     if wanted == 0:
         episodes_per_rollout = max(1, cfg.max_steps_per_rollout_epoch // cfg.max_episode_steps)
         wanted = cfg.total_num_envs * episodes_per_rollout * cfg.rollout_epoch
+        if spec.balanced:  # the same number of each task
+            wanted += -wanted % len(spec.tasks)
     return held_out if wanted == -1 else min(wanted, held_out)

@@ -20,13 +20,18 @@ def evaluation_metrics(
     return {f"eval/{name}": value for name, value in (summarise(records, groups) | interval).items()}
 
 
-def summarise(records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, float]:
-    """Means over episodes, over each task's where there are several, over groups of tasks; empty without episodes."""
+def summarise(
+    records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None, *, by_task: bool = False
+) -> dict[str, float]:
+    """Means over episodes, over each task's, over groups of tasks; empty without episodes.
+
+    Single tasks are told where several were played, or `by_task` says that there are others.
+    """
     if not records:
         return {}
     metrics = _means(records) | {"num_trajectories": float(len(records))}
     tasks = per_task(records)
-    if len(tasks) > 1:
+    if len(tasks) > 1 or by_task:
         for task, own in tasks.items():
             means = _means(own)
             metrics |= {task_metric(task, name): means[name] for name in PER_TASK}

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from rlinf.errors import UserError
 from rlinf.metrics.console import PHASES
 from rlinf.metrics.curves import STYLE, Series, curve_svg
 from rlinf.metrics.loggers import read_jsonl
-from rlinf.metrics.names import CANONICAL, GROUPS, METRICS
+from rlinf.metrics.names import CANONICAL, GROUPS, METRICS, task_metric
 from rlinf.metrics.stats import Rate
 
 MAX_VIDEOS = 12
+TASK_SUCCESS = re.compile("env/(task/[^/]+/success_once)")
 PAGE_STYLE = """
 body { margin: 0 auto; max-width: 1080px; padding: 24px; background: var(--paper); color: var(--ink);
        font: 15px/1.5 system-ui, sans-serif; }
@@ -65,6 +66,7 @@ def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
     body = [
         *_head(run_dir, rows, summary),
         *_success(rows, evaluations),
+        *_success_by_task(rows, evaluations),
         *_evaluations(evaluations, out),
         *_curves(rows),
         *_times(rows),
@@ -120,15 +122,38 @@ def _card(name: str, rate: Rate) -> str:
 
 
 def _success(rows: Sequence[dict[str, Any]], evaluations: Sequence[Evaluation]) -> list[str]:
-    series = _success_series(rows, evaluations)
+    series = _success_series(_points(rows, "env/success_once"), evaluations)
     if not series:
         return []
     return ["<h2>Success</h2>", curve_svg(series, title="success_once", percent=True, width=1040, height=360)]
 
 
-def _success_series(rows: Sequence[dict[str, Any]], evaluations: Sequence[Evaluation]) -> list[Series]:
+def _success_by_task(rows: Sequence[dict[str, Any]], evaluations: Sequence[Evaluation]) -> list[str]:
+    """A small chart of success for every task, where there are several: in training and in evaluations."""
+    logged = {match.group(1) for row in rows for name in row if (match := TASK_SUCCESS.fullmatch(name))}
+    split = [_episodes_by_task(one) for one in evaluations]
+    played = {name for episodes in split for name in episodes}
+    charts = []
+    for name in sorted(logged | played if len(played) > 1 else logged):
+        own = [replace(one, episodes=its.get(name, [])) for one, its in zip(evaluations, split, strict=True)]
+        series = _success_series(_points(rows, f"env/{name}"), own)
+        if series:
+            title = name.removeprefix("task/").removesuffix("/success_once")
+            charts.append(curve_svg(series, title=title, percent=True, width=400, height=220))
+    return ["<h2>Success by task</h2>", f'<div class="charts">{"".join(charts)}</div>'] if charts else []
+
+
+def _episodes_by_task(evaluation: Evaluation) -> dict[str, list[dict[str, Any]]]:
+    """The episodes of an evaluation by the name of their task's success metric."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for episode in evaluation.episodes:
+        found.setdefault(task_metric(episode["task"], "success_once"), []).append(episode)
+    return found
+
+
+def _success_series(train: Sequence[tuple[float, float]], evaluations: Sequence[Evaluation]) -> list[Series]:
+    """Success of training episodes as a line, and of the evaluations that belong to a step as dots with intervals."""
     series = []
-    train = _points(rows, "env/success_once")
     if train:
         series.append(Series("training episodes", train))
     placed = [

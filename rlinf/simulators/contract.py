@@ -10,6 +10,10 @@ A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, 
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
 - `Expert(options)`, an `Expert`, where scripted demonstrations exist;
 - `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts.
+`task_suite_name` is one name for all of these. Of a list in the block, `spec` is asked name by name and rlinf joins the
+answers; `Scene`, `Batch`, `Expert` and `check_setup` get the options of the first name and must do for the reset ids of
+all, which is no work where an id tells its task. A simulator that must know the list has a field
+`listed: tuple[str, ...] = ()`, which holds it and is empty without one.
 Rlinf's own are divided alike: suite.py (Options, spec), tasks.py (what is to be done, and when it is), scene.py,
 expert.py, and assets.py where files are read. The simulator itself is imported inside `Scene` and `Batch` only.
 """
@@ -67,10 +71,7 @@ class IdGrid(ComputedIds):
 
     def at(self, position: int) -> int:
         """The id at a position from 0 on."""
-        if self.interleaved:
-            layout, task = divmod(position, len(self.tasks))
-        else:
-            task, layout = divmod(position, len(self.layouts))
+        task, layout = _task_and_place(position, len(self.tasks), len(self.layouts), interleaved=self.interleaved)
         return self.tasks[task] * TASK_STRIDE + self.layouts[layout]
 
     def __contains__(self, reset_id: object) -> bool:
@@ -82,6 +83,46 @@ class IdGrid(ComputedIds):
     def of_task(self, position: int) -> IdGrid:
         """The ids of the task at `position` in EnvSpec.tasks."""
         return IdGrid((self.tasks[position],), self.layouts)
+
+
+@dataclass(frozen=True)
+class JoinedIds(ComputedIds):
+    """The reset ids of several tasks in one sequence: as many of each as the task with the fewest has; order as IdGrid.
+
+    `of_task` and `in` know the others, too.
+    """
+
+    parts: tuple[Sequence[int], ...]  # in the order of EnvSpec.tasks
+    interleaved: bool = False
+
+    @property
+    def per_task(self) -> int:
+        """Ids of each task in the sequence."""
+        return min(map(len, self.parts))
+
+    def __len__(self) -> int:
+        return len(self.parts) * self.per_task
+
+    def at(self, position: int) -> int:
+        """The id at a position from 0 on."""
+        task, place = _task_and_place(position, len(self.parts), self.per_task, interleaved=self.interleaved)
+        return self.parts[task][place]
+
+    def __contains__(self, reset_id: object) -> bool:
+        return any(reset_id in part for part in self.parts)
+
+    def of_task(self, position: int) -> Sequence[int]:
+        """The ids of the task at `position` in EnvSpec.tasks."""
+        return self.parts[position]
+
+
+def _task_and_place(position: int, num_tasks: int, per_task: int, *, interleaved: bool) -> tuple[int, int]:
+    """Which task an id at `position` is of, and which one of the task's ids it is."""
+    if interleaved:
+        place, task = divmod(position, num_tasks)
+    else:
+        task, place = divmod(position, per_task)
+    return task, place
 
 
 # Layout seeds by what they are for; of those held out, a suite plays the first few
@@ -117,6 +158,7 @@ class EnvSpec:
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
+    balanced: bool = False  # tasks get equal or weighted shares of the episodes; set by rlinf for lists and weights
 
     @property
     def critic_input_dim(self) -> int:

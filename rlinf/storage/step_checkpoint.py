@@ -163,6 +163,8 @@ def config_hash(cfg: Any) -> str:
     ):
         for name in names:
             block.pop(name, None)
+    if not train["task_weights"]:  # equal to what runs had before there were weights
+        del train["task_weights"]
     actor = {name: tree["actor"][name] for name in ("model", "optim", "seed", "global_batch_size")}
     parts = [
         tree["algorithm"],

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -276,7 +276,10 @@ def _evaluator(cfg: Config, evaluate: Evaluate | None) -> Iterator[Evaluate | No
     elif evaluate is not None:
         yield evaluate
     else:
-        ids, count = env_spec(cfg.env.train).reset_ids["train"], cfg.sft.eval_trials
-        first = cfg.runner.seed * count
+        train, count = cfg.env.train, cfg.sft.eval_trials
+        ids, first = env_spec(train).reset_ids["train"], cfg.runner.seed * count
+        if isinstance(train.task_suite_name, list):  # env.eval may play others
+            listed = replace(cfg.env.eval, task_suite_name=train.task_suite_name, init_params=train.init_params)
+            cfg = replace(cfg, env=replace(cfg.env, eval=listed))
         with Probe(cfg, [ids[(first + i) % len(ids)] for i in range(count)]) as probe:
             yield lambda policy: probe.play_policy(policy).rate

@@ -21,6 +21,7 @@ TWO_ENV_RANKS = "cluster.component_placement={env: 0:0-1, rollout: 0, actor: 0}"
 TWO_ROLLOUT_RANKS = "cluster.component_placement={env: 0, rollout: 0:0-1, actor: 0}"
 EVAL = "runner.val_check_interval=1"
 GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=4")
+SEVEN = ("actor.model.action_dim=7", "runner.val_check_interval=-1")
 
 TABLE = [
     (
@@ -157,6 +158,43 @@ TABLE = [
     (
         [EVAL, "env.eval.num_trials=100000"],
         "env.eval.num_trials=100000 must be -1 (all), 0 (derived) or at most 1000, the held-out ids of the suite",
+    ),
+    (
+        [EVAL, "env.eval.task_suite_name=[toy_red,toy_blue]", "env.eval.num_trials=7"],
+        "env.eval.num_trials=7 must divide by 2, the tasks of the list, which are played equally often; nearest are 6 "
+        "and 8",
+    ),
+    (
+        ["env.train.task_suite_name=3"],
+        "command line: env.train.task_suite_name=3 must be a string or a list, each item a string or null",
+    ),
+    (
+        ["env.train.task_suite_name=[toy_red,toy_2]"],
+        "env.train.task_suite_name holds reach-red twice: in toy_red and in toy_2",
+    ),
+    (
+        ["env.train.task_weights={reach-green: 2}"],
+        "env.train.task_weights.reach-green: toy_2 has no such task (did you mean 'reach-red'?)",
+    ),
+    (
+        ["env.train.task_weights={reach-red: 2}", "env.train.use_ordered_reset_state_ids=true"],
+        "env.train.task_weights needs env.train.use_ordered_reset_state_ids=false: ids in order take every task in "
+        "turn",
+    ),
+    (
+        ["env.train.env_type=maniskill", "env.train.task_suite_name=[PutOnPlateInScene25Main-v3,Carrot-v1]", *SEVEN],
+        "env.train.task_suite_name: Carrot-v1 has no reset ids of its own to learn from (train) with these settings; "
+        "what is only held out belongs in env.eval",
+    ),
+    (
+        [
+            "env.train.env_type=calvin",
+            "env.train.task_suite_name=calvin_d",
+            "env.train.task_weights={open_drawer: 2}",
+            *SEVEN,
+        ],
+        "env.train.task_weights: rotate_red_block_left has no reset ids of its own to learn from (train) with these "
+        "settings; what is only held out belongs in env.eval",
     ),
 ]
 

@@ -51,6 +51,13 @@ def test_collects_every_task_from_demonstration_ids_only(tmp_path: Path) -> None
     assert json.loads((folder / "meta/collect.json").read_text())["failed_tasks"] == []
 
 
+def test_collects_every_task_of_a_list(tmp_path: Path) -> None:
+    names = ["toy_blue", "toy_red"]
+    folder = collect_demos(config(tmp_path, env={"task_suite_name": names}, episodes_per_task=2), on_progress=str)
+    assert sorted(rows(folder)["task_name"]) == ["reach-blue"] * 2 + ["reach-red"] * 2
+    assert json.loads((folder / "meta/collect.json").read_text())["options"]["task_suite_name"] == names
+
+
 def test_same_seed_same_dataset_whatever_the_processes(tmp_path: Path) -> None:
     frames = []
     for name, seed, processes in (("a", 0, 1), ("b", 0, 3), ("c", 1, 2)):

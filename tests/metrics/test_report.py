@@ -117,3 +117,19 @@ def test_a_chart_without_points_is_refused() -> None:
 def test_ticks_are_round(low: float, high: float, ticks: list[float] | int) -> None:
     found = nice_ticks(low, high)
     assert len(found) == ticks if isinstance(ticks, int) else found == pytest.approx(ticks)
+
+
+def test_every_task_has_a_chart_of_its_success(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    assert "<h2>Success by task</h2>" in (page := write_report(tmp_path).read_text(encoding="utf-8"))
+    assert 'aria-label="&lt;door&gt;"' in page
+    only_trained = tmp_path / "trained"
+    logger = MetricLogger(LoggerConfig(log_path=str(only_trained), logger_backends=[]), {}, resume_step=None)
+    for step in (1, 2):
+        logger.log(step, {"env/success_once": 0.5, "env/task/reach-v3/success_once": 0.25 * step})
+    logger.close()
+    page = write_report(only_trained).read_text(encoding="utf-8")
+    (chart,) = re.findall(r'<svg[^>]*aria-label="reach-v3".*?</svg>', page)
+    drawn = ElementTree.fromstring(chart)
+    titles = [node.text for node in drawn.iter() if node.tag.endswith("title")]
+    assert titles == ["training episodes, 1: 25.0 %", "training episodes, 2: 50.0 %"]

@@ -1,7 +1,7 @@
 """CALVIN: a robot arm at a table with a drawer, a sliding door, a button, a switch and three blocks.
 
 An episode is a chain of five tasks out of 34; the instruction is that of the current one and changes the moment it is
-solved. `init_params.tasks` plays single tasks instead.
+solved. A task's name, or a list of them, in `task_suite_name` or `init_params.tasks` plays single tasks instead.
 """
 
 from rlinf.simulators.calvin.expert import Expert as Expert

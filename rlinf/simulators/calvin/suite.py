@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rlinf.errors import did_you_mean
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, SCENES, ids_of
 from rlinf.simulators.calvin.symbolic import CHAIN_LENGTH, NUM_SEQUENCES
 from rlinf.simulators.calvin.tasks import TASKS, check_task
@@ -20,13 +21,17 @@ class Options:
     """`init_params` of CALVIN."""
 
     task_suite_name: str = "calvin_d"
-    """calvin_ and the letters of the scenes played: calvin_d, calvin_abc, calvin_abcd, or one such as calvin_a."""
+    """calvin_ and the letters of the scenes played: calvin_d, calvin_abc, calvin_abcd, or one such as calvin_a; or a
+    task, open_drawer, played alone in the scenes of task_scenes. In the block itself it may be a list of tasks."""
     tasks: tuple[str, ...] = ()
-    """Play these tasks one at a time, each from a start where it can be done; empty plays chains of five."""
+    """Play these tasks one at a time, each from a start where it can be done; empty plays chains of five. A task that
+    task_suite_name names takes their place."""
+    task_scenes: str = "d"
+    """Letters of the scenes in which tasks named by task_suite_name are played: d, abc, abcd."""
     protocol: Literal["rl", "official"] = "rl"
     """official: 360 steps a subtask, a failed one ends the chain, a solved one the chunk of an evaluation. rl: none."""
     instructions: Literal["auto", "validation", "training"] = "auto"
-    """Sentences: one per task, or one of 7-20 drawn per subtask; auto: validation for calvin_d, training elsewhere."""
+    """Sentences: one per task, or one of 7-20 drawn per subtask; auto: validation in scene D, training elsewhere."""
     eval_sequences: int = NUM_SEQUENCES
     """Evaluation plays the first this many of the benchmark's 1000 sequences."""
     image_size: int | None = None
@@ -48,15 +53,11 @@ class Options:
     """As published: scene D's blocks and door in A-C, chunks played to their end; set by `compat: rlinf-0.4`."""
     data_path: str | None = None
     """Folder with CALVIN's files; null takes the variable CALVIN_PATH, else data/calvin, where install.sh puts them."""
+    listed: tuple[str, ...] = ()
+    """Set by rlinf where task_suite_name is a list: all of it."""
 
     def __post_init__(self) -> None:
-        letters = self.task_suite_name.removeprefix("calvin_").upper()
-        in_order = "".join(scene for scene in SCENES if scene in letters)
-        if not self.task_suite_name.startswith("calvin_") or not letters or letters != in_order:
-            raise ValueError(
-                f"task_suite_name={self.task_suite_name!r} must be {', '.join(SUITES)}, or calvin_ and other scenes "
-                "out of a, b, c, d in this order"
-            )
+        self._check_name()
         object.__setattr__(self, "tasks", tuple(check_task(task) for task in self.tasks))
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={list(self.tasks)} names a task twice")
@@ -64,10 +65,36 @@ class Options:
             raise ValueError(f"eval_sequences={self.eval_sequences} must lie between 1 and {NUM_SEQUENCES}")
         _ = self.size, self.wrist_size  # refuse sizes that are too small or differ
 
+    def _check_name(self) -> None:
+        """Refuse what is neither a suite nor a task, and a suite among the tasks of a list."""
+        name, order = self.task_suite_name, "out of a, b, c, d in this order"
+        if name in TASKS:
+            if not _in_order(self.task_scenes.upper()):
+                raise ValueError(f"task_scenes={self.task_scenes!r} must be letters of scenes {order}")
+            if self.tasks:
+                raise ValueError(f"tasks={list(self.tasks)} must be [] where task_suite_name names tasks itself")
+        elif not name.startswith("calvin_") or not _in_order(name.removeprefix("calvin_").upper()):
+            hint = did_you_mean(name, (*SUITES, *TASKS))
+            raise ValueError(
+                f"task_suite_name={name!r} must be {', '.join(SUITES)}, or calvin_ and other scenes {order}; or one of "
+                f"the {len(TASKS)} tasks{hint}"
+            )
+        elif self.listed:
+            raise ValueError(
+                f"task_suite_name={name} plays chains of tasks and stands alone; a list holds tasks, such as "
+                "[open_drawer, turn_on_led], and init_params.task_scenes the letters of their scenes"
+            )
+
+    @property
+    def single_tasks(self) -> tuple[str, ...]:
+        """The tasks that are played one at a time; empty where chains are played."""
+        return (self.task_suite_name,) if self.task_suite_name in TASKS else self.tasks
+
     @property
     def scenes(self) -> tuple[str, ...]:
         """Letters of the scenes that the suite plays."""
-        return tuple(self.task_suite_name.removeprefix("calvin_").upper())
+        letters = self.task_scenes if self.task_suite_name in TASKS else self.task_suite_name.removeprefix("calvin_")
+        return tuple(letters.upper())
 
     @property
     def size(self) -> int:
@@ -86,7 +113,7 @@ class Options:
         """Which annotations are told: validation or training."""
         if self.instructions != "auto":
             return self.instructions
-        return "validation" if self.task_suite_name == "calvin_d" else "training"
+        return "validation" if self.scenes == ("D",) else "training"
 
     @property
     def looks_after_subtask(self) -> bool:
@@ -99,12 +126,17 @@ class Options:
         return OFFICIAL_STEPS if self.protocol == "official" else 0
 
 
+def _in_order(letters: str) -> bool:
+    """Whether these are letters of scenes, each once, in their order."""
+    return bool(letters) and letters == "".join(scene for scene in SCENES if scene in letters)
+
+
 def spec(options: Options) -> EnvSpec:
     """The suite's shape. Demonstrations are always of single tasks."""
-    tasks = options.tasks or TASKS
+    tasks = options.single_tasks or TASKS
     slots = [TASKS.index(task) for task in tasks]
-    played = slots if options.tasks else [CHAIN_SLOT]
-    held_out = EVAL_LAYOUTS if options.tasks else range(options.eval_sequences)
+    played = slots if options.single_tasks else [CHAIN_SLOT]
+    held_out = EVAL_LAYOUTS if options.single_tasks else range(options.eval_sequences)
     return EnvSpec(
         suite=options.task_suite_name,
         tasks=tasks,
@@ -116,12 +148,12 @@ def spec(options: Options) -> EnvSpec:
         reset_ids={
             "train": ids_of(options.scenes, played, TRAIN_LAYOUTS, interleaved=True),
             "demo": ids_of(options.scenes, slots, DEMO_LAYOUTS, interleaved=True),
-            "eval": ids_of(options.scenes, played, held_out, interleaved=not options.tasks),
+            "eval": ids_of(options.scenes, played, held_out, interleaved=not options.single_tasks),
         },
         control_hz=30.0,
         num_wrist_images=1,
         wrist_image_size=(options.wrist_size, options.wrist_size),
         critic_state_dim=15 + 24 + len(TASKS) + 1,  # robot_obs, scene_obs, the task, the share of the chain solved
         pays_events=True,
-        min_episode_steps=options.step_limit * (1 if options.tasks else CHAIN_LENGTH),
+        min_episode_steps=options.step_limit * (1 if options.single_tasks else CHAIN_LENGTH),
     )

@@ -1,7 +1,8 @@
 """Which environments a run plays, and which of their episode ids belong to training, demonstrations and evaluation.
 
-A reset id is the published episode id; in the suite `ood` it is row * STRIDE + episode id. What is held out is a fixed
-shuffle's beginning, so that any run of ids mixes objects, images, places and yaws.
+A reset id is the published episode id; in the suite `ood` it is row * STRIDE + episode id, and so in a list, where rows
+count from LISTED on and are the same in every list. What is held out is a fixed shuffle's beginning, so that any run of
+ids mixes objects, images, places and yaws.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from rlinf.simulators.maniskill.tasks import PREFIX, VARIANTS, variant
 
 OOD = "ood"
 STRIDE = 10**11  # above every number of episode ids
+LISTED = 100  # above every row of the suite
+OBJ_SETS = ("train", "test", "all")
 HELD_OUT = 4096  # ids of a training set that only evaluations play, or an eighth of a small one
 TEST_IDS = 65536  # evaluations of a test set choose among this many of its ids
 OOD_GROUPS = {  # rows of the suite by what they test; an environment's test set, unless it says train
@@ -35,11 +38,28 @@ Row = tuple[str, str]  # environment id, obj_set
 
 
 def rows_of(env_id: str, obj_set: str) -> tuple[Row, ...]:
-    """The environments that an id plays: itself, or the published out-of-distribution evaluation."""
-    if env_id != OOD:
-        return ((env_id, obj_set),)
-    sets = ["train" if row.endswith("-train") else "test" for row in OOD_ROWS]
-    return tuple((PREFIX + row.removesuffix("-train"), objects) for row, objects in zip(OOD_ROWS, sets, strict=True))
+    """The environments that an id plays: itself, or those of the published out-of-distribution evaluation."""
+    return tuple(_row(name, obj_set) for name in task_names(env_id))
+
+
+def _row(name: str, obj_set: str) -> Row:
+    """The environment of an id with `obj_set`, or of a row of the suite `ood`, which has its own."""
+    if name not in OOD_ROWS:
+        return name, obj_set
+    return PREFIX + name.removesuffix("-train"), "train" if name.endswith("-train") else "test"
+
+
+def numbered_rows(env_id: str, obj_set: str, listed: Sequence[str] = ()) -> dict[int, tuple[str, Row]]:
+    """Name and environment by the number that its reset ids begin with: of an id, or of all ids of a list."""
+    if listed:
+        rows = {name: _row(name, obj_set) for name in listed}
+        return {_listed_number(row): (name, row) for name, row in rows.items()}
+    return dict(enumerate(zip(task_names(env_id), rows_of(env_id, obj_set), strict=True)))
+
+
+def _listed_number(row: Row) -> int:
+    """The number of an environment in any list."""
+    return LISTED + [(env_id, obj_set) for env_id in VARIANTS for obj_set in OBJ_SETS].index(row)
 
 
 def task_names(env_id: str) -> tuple[str, ...]:
@@ -57,12 +77,16 @@ def task_groups(env_id: str) -> dict[str, tuple[str, ...]]:
     return OOD_GROUPS | {"OOD": tuple(row for row in OOD_ROWS if row not in OOD_GROUPS["IND"]), "Average": OOD_ROWS}
 
 
-def reset_ids(env_id: str, obj_set: str, trials_per_task: int) -> dict[str, Sequence[int]]:
+def reset_ids(env_id: str, obj_set: str, trials_per_task: int, *, listed: bool = False) -> dict[str, Sequence[int]]:
     """EnvSpec.reset_ids of an id: nothing of a test set, or of the suite, is ever trained on."""
+    if listed:
+        row = _row(env_id, obj_set)
+        split = _split(*row, row_number=_listed_number(row))
+        return split | {"eval": split["eval"][:trials_per_task]}
     if env_id == OOD:
         rows = [_split(*row, row_number=n)["eval"][:trials_per_task] for n, row in enumerate(rows_of(env_id, obj_set))]
         return {"train": (), "demo": (), "eval": tuple(i for row in rows for i in row)}
-    return _split(env_id, obj_set)
+    return _split(*_row(env_id, obj_set))
 
 
 def _split(env_id: str, obj_set: str, row_number: int = 0) -> dict[str, Sequence[int]]:

@@ -11,7 +11,7 @@ from rlinf.simulators.contract import Array, ReplayScene, SceneObservation
 from rlinf.simulators.maniskill.assets import find_assets
 from rlinf.simulators.maniskill.judge import HELD_STEPS, level
 from rlinf.simulators.maniskill.observation import FAR, critic_columns, distances
-from rlinf.simulators.maniskill.reset_ids import STRIDE, rows_of, task_names
+from rlinf.simulators.maniskill.reset_ids import STRIDE, numbered_rows
 from rlinf.simulators.maniskill.suite import Options
 from rlinf.simulators.maniskill.tasks import Episode, episode
 from rlinf.simulators.vulkan import check_driver
@@ -22,9 +22,8 @@ class Scene(ReplayScene):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._rows = rows_of(options.id, options.obj_set)
-        self._names = task_names(options.id)
-        self.assets = find_assets(self._rows)
+        self._rows = numbered_rows(options.id, options.obj_set, options.listed)
+        self.assets = find_assets([row for _, row in self._rows.values()])
         _import_sapien()
         from rlinf.simulators.maniskill.cpu.renderer import shared_renderer
         from rlinf.simulators.maniskill.cpu.world import World
@@ -40,14 +39,15 @@ class Scene(ReplayScene):
 
     def start(self, reset_id: int) -> None:
         """Build the world of the id."""
-        self._row, episode_id = divmod(reset_id, STRIDE)
-        if not 0 <= self._row < len(self._rows):
-            raise ValueError(f"reset id {reset_id} is not one of {self.options.id}")
-        self.world.reset(episode(*self._rows[self._row], episode_id))
+        number, episode_id = divmod(reset_id, STRIDE)
+        if number not in self._rows:
+            raise ValueError(f"reset id {reset_id} is not one of {', '.join(self.options.listed) or self.options.id}")
+        self._task, row = self._rows[number]
+        self.world.reset(episode(*row, episode_id))
         self._picture = None
 
     def task(self) -> str:
-        return self._names[self._row]
+        return self._task
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
         """The reward is the published level, of which callers take the differences."""

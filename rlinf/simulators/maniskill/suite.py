@@ -11,8 +11,16 @@ from rlinf.simulators.contract import EnvSpec
 from rlinf.simulators.maniskill.assets import find_assets
 from rlinf.simulators.maniskill.constants import CONTROL_FREQ, CONTROL_MODE, NATIVE_SIZE, SIM_FREQ
 from rlinf.simulators.maniskill.observation import CRITIC_COLUMNS
-from rlinf.simulators.maniskill.reset_ids import OOD, reset_ids, rows_of, task_groups, task_names
-from rlinf.simulators.maniskill.tasks import PREFIX, variant
+from rlinf.simulators.maniskill.reset_ids import (
+    OOD,
+    OOD_ROWS,
+    numbered_rows,
+    reset_ids,
+    rows_of,
+    task_groups,
+    task_names,
+)
+from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, variant
 
 SHADERS = ("minimal", "default")
 
@@ -22,7 +30,8 @@ class Options:
     """`init_params` of ManiSkill."""
 
     id: str = PREFIX + "Main-v3"
-    """Environment id, or ood: the published out-of-distribution evaluation, 16 environments in one run."""
+    """Environment id, or ood: the published out-of-distribution evaluation, 16 environments in one run; or one of these
+    by its name there: Carrot-v1, MultiCarrot-v1-train."""
     obj_set: Literal["train", "test", "all"] = "train"
     """Which objects, plates and images an id chooses from."""
     image_size: int | tuple[int, int] | None = None
@@ -40,23 +49,25 @@ class Options:
     control_mode: str | None = None
     """Only that of WidowX, which null stands for."""
     trials_per_task: int = 64
-    """Episodes of each environment of the suite ood."""
+    """Held-out episodes of each environment of the suite ood, or of a list of ids."""
     task_suite_name: str | None = None
     """Another name for id."""
+    listed: tuple[str, ...] = ()
+    """Set by rlinf where task_suite_name is a list: all of it."""
 
     def __post_init__(self) -> None:
         if self.task_suite_name is not None:
             object.__setattr__(self, "id", self.task_suite_name)
-        for row in rows_of(self.id, self.obj_set):
-            variant(*row)
+        self._check_id()
         if self.control_mode == "None":  # how the published YAML writes null
             object.__setattr__(self, "control_mode", None)
         if self.control_mode not in (None, CONTROL_MODE):
             raise ValueError(f"control_mode={self.control_mode!r} must be null or {CONTROL_MODE}, the only controller")
         if self.state != "qpos" and self.on_gpu:
             raise ValueError(f"state={self.state} needs sim_backend: cpu; a batch on a GPU gives qpos")
-        if self.id == OOD and self.on_gpu:
-            raise ValueError(f"id={OOD} needs sim_backend: cpu: a batch on a GPU plays one environment id")
+        if self.on_gpu and (self.listed or self.id not in ENV_IDS):
+            what = f"task_suite_name={list(self.listed)}" if self.listed else f"id={self.id}"
+            raise ValueError(f"{what} needs sim_backend: cpu: a batch on a GPU plays one environment id")
         if self.trials_per_task < 1:
             raise ValueError(f"trials_per_task={self.trials_per_task} must be at least 1")
         _check_keys("sim_config", self.sim_config, ("sim_freq", "control_freq"))
@@ -75,6 +86,20 @@ class Options:
             raise ValueError(
                 f"image_size={self.image_size!r} must be a side or [height, width], at least 16 pixels each"
             )
+
+    def _check_id(self) -> None:
+        """Refuse an id that is none, and in a list the suite, whose name stands for 16 of them."""
+        if self.listed and self.id == OOD:
+            raise ValueError(
+                f"task_suite_name={OOD} stands alone; in a list name its environments: {', '.join(OOD_ROWS)}"
+            )
+        try:
+            for row in rows_of(self.id, self.obj_set):
+                variant(*row)
+        except ValueError as error:
+            if self.task_suite_name is None or not str(error).startswith("id="):
+                raise
+            raise ValueError(f"task_suite_name={str(error).removeprefix('id=')}") from None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -114,7 +139,7 @@ def spec(options: Options) -> EnvSpec:
         gripper="binary_pm1",
         state_dim=8 if options.state == "qpos" else 8 + 7,
         image_size=options.size,
-        reset_ids=reset_ids(options.id, options.obj_set, options.trials_per_task),
+        reset_ids=reset_ids(options.id, options.obj_set, options.trials_per_task, listed=bool(options.listed)),
         control_hz=float(options.control_freq),
         task_groups=task_groups(options.id),
         critic_state_dim=CRITIC_COLUMNS,
@@ -124,7 +149,7 @@ def spec(options: Options) -> EnvSpec:
 
 def check_setup(options: Options) -> None:
     """Refuse to start where files that the environments need are missing."""
-    find_assets(rows_of(options.id, options.obj_set))
+    find_assets([row for _, row in numbered_rows(options.id, options.obj_set, options.listed).values()])
 
 
 def _check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:

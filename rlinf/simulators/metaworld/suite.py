@@ -18,7 +18,8 @@ class Options:
     """`init_params` of MetaWorld."""
 
     task_suite_name: str = "metaworld_50"
-    """metaworld_50, metaworld_45_ind (ML45 train tasks), metaworld_45_ood (ML45 test tasks) or one task: reach-v3."""
+    """metaworld_50, metaworld_45_ind (ML45 train tasks), metaworld_45_ood (ML45 test tasks) or one task: reach-v3. In
+    the block itself it may be a list of these."""
     image_size: int | None = None
     """Pixels of the square camera image; null is 480."""
     camera_heights: int | None = None
