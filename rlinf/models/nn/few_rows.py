@@ -21,11 +21,12 @@ import triton.language as tl
 from rlinf.models.nn import kernels
 
 Tensor = torch.Tensor
-NORM_ROWS = 16  # up to here a product computes the norm of its input itself
+FEWEST = 16  # rows of a processor's smallest product
+NORM_ROWS = FEWEST  # up to here a product computes the norm of its input itself
 
 
 class Tile(NamedTuple):
-    """How a kernel is cut; the choices were measured by benchmarks/kernels.py."""
+    """How a kernel is cut; benchmarks/kernels.py compares choices."""
 
     cols: int  # columns of a program; of each of the two in a paired product
     inner: int = 128  # inner columns of a step
@@ -34,7 +35,7 @@ class Tile(NamedTuple):
     stages: int = 4  # steps whose weights are on their way at once
 
 
-TILES = {  # by kernel, and by whether the rows are at most NORM_ROWS
+TILES = {  # by kernel, and by whether the rows are at most FEWEST
     ("gate", True): Tile(32, warps=8),
     ("gate", False): Tile(32),
     ("rope", True): Tile(16, warps=8),
@@ -59,10 +60,10 @@ class Stream(NamedTuple):
 
 
 @triton.jit
-def _ask_for(weight, first, steps, K, ACROSS: tl.constexpr):
-    """Start to bring rows `first` of weight [N, K] to the processors' common cache: 64 * ACROSS columns from `steps`."""
+def _ask_for(weight, first, start, K, ACROSS: tl.constexpr):
+    """Start to bring 64 * ACROSS columns, from `start`, of rows `first` of weight [N, K] to the shared cache."""
     lines = tl.arange(0, ACROSS) * 64  # numbers of two bytes in a cache line
-    place = weight + first.to(tl.int64)[:, None] * K + steps + lines[None, :]
+    place = weight + first.to(tl.int64)[:, None] * K + start + lines[None, :]
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -210,7 +211,7 @@ def product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
     """x [B, S, K] times weight [W, K]: fp32 parts [P, B, S, W] of a sum, or the sum [B, S, W] itself, rounded."""
     b, s, inner = x.shape
     rows, cols = b * s, weight.shape[0]
-    tile = tile or TILES["product", rows <= NORM_ROWS]
+    tile = tile or TILES["product", rows <= FEWEST]
     if inner % (tile.split * tile.inner):
         tile = tile._replace(split=1, inner=largest_step(inner, tile.inner))
     split, part = tile.split, inner // tile.split
@@ -227,7 +228,7 @@ def norm_gate(stream: Stream, weight: Tensor, gelu: bool, tile: Tile | None = No
     """The stream added up [B, S, W], and the gated MLP [B, S, H] of its norm, weight [2 H, W]: gate, then up."""
     b, s, _ = stream.x.shape
     hidden = weight.shape[0] // 2
-    tile = tile or TILES["gate", b * s <= NORM_ROWS]
+    tile = tile or TILES["gate", b * s <= FEWEST]
     out = torch.empty(b, s, hidden, dtype=stream.x.dtype, device=stream.x.device)
     x = _run(stream, weight, tile, hidden // tile.cols, out, None, hidden=hidden, gelu=gelu)
     return x, out
@@ -248,7 +249,7 @@ def norm_rope(
     b, s, _ = stream.x.shape
     groups, heads = room[0].shape[1], weight.shape[0] // head_dim
     queries = heads - 2 * groups
-    tile = tile or TILES["rope", b * s <= NORM_ROWS]
+    tile = tile or TILES["rope", b * s <= FEWEST]
     out = torch.empty(b, groups, s * queries // groups, head_dim, dtype=stream.x.dtype, device=stream.x.device)
     blocks = heads * (head_dim // 2 // tile.cols)
     return _run(stream, weight, tile, blocks, out, (angles, head_dim, queries, groups, room)), out
@@ -299,7 +300,7 @@ def largest_step(inner: int, wanted: int) -> int:
 
 
 def _rows(rows: int) -> int:
-    return max(16, triton.next_power_of_2(rows))
+    return max(FEWEST, triton.next_power_of_2(rows))
 
 
 def _lines(inner: int) -> int:
