@@ -10,7 +10,8 @@ from rlinf.compat.cache_size import cache_bytes_per_sample
 from rlinf.config.check import policy_spec
 from rlinf.config.derived import chunks_per_rollout, micro_batch_size, rollout_size, total_steps
 from rlinf.config.schema import Config
-from rlinf.envs.spec import env_spec, num_trials
+from rlinf.envs.routing import num_processes, tasks_per_process
+from rlinf.envs.spec import env_options, env_spec, num_trials
 from rlinf.models.config import PolicySpec
 from rlinf.placement.plan import Plan
 
@@ -84,6 +85,7 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     height, width = env_spec(cfg.env.train).image_size
     frames = plan.num_envs("env") * plan.stages * (1 + env_spec(cfg.env.train).num_wrist_images)
     yield ("camera images", f"{bytes_text(frames * height * width * 3)} per env rank ({frames} of {height} x {width})")
+    yield from _loaded_tasks_row(cfg, plan)
     need = samples * cache_bytes_per_sample(model, cfg.compat)
     budget = cfg.rollout.prefix_cache_bytes // len(plan.rollout)
     if not plan.keeps_prefixes:
@@ -97,3 +99,16 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     else:
         yield ("total, actor", f"{bytes_text(weights // shards + adam)} per rank, without activations")
         yield ("total, rollout", f"{bytes_text(weights + replay)} per rank, without activations")
+
+
+def _loaded_tasks_row(cfg: Config, plan: Plan) -> Iterator[Row]:
+    """Host memory of the tasks that simulator processes keep, where the simulator does."""
+    train, spec = cfg.env.train, env_spec(cfg.env.train)
+    if not spec.loaded_task_bytes:
+        return
+    envs = plan.num_envs("env")
+    processes = num_processes(train, spec, envs) * plan.stages
+    each = env_options(train).max_loaded_tasks or tasks_per_process(train, spec, envs)
+    need = bytes_text(processes * each * spec.loaded_task_bytes)
+    where = f"{each} of {plural(len(spec.tasks), 'task')} in each of {plural(processes, 'simulator process')}"
+    yield ("loaded tasks", f"up to {need} of host memory per env rank ({where})")

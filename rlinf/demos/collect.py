@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import generator
 from rlinf.demos.player import Demo, DemoJob, DemoPlayer
-from rlinf.demos.writer import DatasetWriter
+from rlinf.demos.writer import DatasetWriter, EncodedImages, encode_images
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 from rlinf.storage.atomic_folder import atomic_folder
@@ -93,19 +93,28 @@ def _play(
             jobs += [(quota, quota.next_job(cfg)) for _ in range(missing)]
         if not jobs:
             return
-        for (quota, _), demo in zip(jobs, player.play([job for _, job in jobs]), strict=True):
-            if not demo.success:
+        for (quota, _), encoded in zip(jobs, player.play_and(_encode, [job for _, job in jobs]), strict=True):
+            if encoded is None:
                 continue
             quota.kept += 1
-            _add(writer, demo)
+            _add(writer, *encoded)
             if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
                 on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 
-def _add(writer: DatasetWriter, demo: Demo) -> None:
+def _encode(demo: Demo) -> tuple[Demo, list[EncodedImages]] | None:
+    """A successful demonstration, its images encoded by camera, the main one first; None for one that failed."""
+    if not demo.success:
+        return None
+    wrists = [] if demo.wrist_images is None else [demo.wrist_images[:, i] for i in range(demo.wrist_images.shape[1])]
+    cameras = [encode_images(images) for images in (demo.images, *wrists)]
+    return replace(demo, images=demo.images[:0].copy(), wrist_images=None), cameras
+
+
+def _add(writer: DatasetWriter, demo: Demo, cameras: Sequence[EncodedImages]) -> None:
     writer.add(
-        images=demo.images,
-        wrist_images=demo.wrist_images,
+        images=cameras[0],
+        wrist_images=cameras[1:],
         states=demo.states,
         actions=demo.labels,
         critic_states=demo.critic_state,

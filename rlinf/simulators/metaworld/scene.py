@@ -87,3 +87,10 @@ class Scene(ReplayScene):
         """Hold the world no longer."""
         if self._world is not None and self._world.holder is self:
             self._world.holder = None
+
+
+def loaded_tasks() -> tuple[list[int], int]:
+    """Numbers of the tasks that this process has in memory, and how many it has built since it began."""
+    from rlinf.simulators.metaworld.world import WORLDS
+
+    return WORLDS.numbers(), WORLDS.num_built
