@@ -83,23 +83,31 @@ def _horizon(cfg: Config) -> int:
 def _play(
     cfg: Config, player: DemoPlayer, writer: DatasetWriter, quotas: Sequence[_Quota], on_progress: Callable[[str], None]
 ) -> None:
-    """Play rounds of as many attempts as episodes are missing: which are played does not depend on the processes."""
+    """Play as many attempts as episodes are wanted, and another for each that failed, after those already due.
+
+    Which are played, and their order in the dataset, does not depend on the processes.
+    """
     wanted = cfg.collect.episodes_per_task
-    while True:
-        jobs: list[tuple[_Quota, DemoJob]] = []
-        for quota in quotas:
-            limit = min(cfg.collect.max_attempts * wanted, len(quota.ids))  # an id is played once
-            missing = min(wanted - quota.kept, limit - quota.attempts)
-            jobs += [(quota, quota.next_job(cfg)) for _ in range(missing)]
-        if not jobs:
-            return
-        for (quota, _), encoded in zip(jobs, player.play_and(_encode, [job for _, job in jobs]), strict=True):
-            if encoded is None:
-                continue
-            quota.kept += 1
-            _add(writer, *encoded)
-            if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
-                on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
+    due: list[_Quota] = []
+    jobs: list[DemoJob] = []
+
+    def attempt(quota: _Quota) -> None:
+        if quota.attempts < min(cfg.collect.max_attempts * wanted, len(quota.ids)):  # an id is played once
+            due.append(quota)
+            jobs.append(quota.next_job(cfg))
+
+    for quota in quotas:
+        for _ in range(wanted):
+            attempt(quota)
+    for number, encoded in enumerate(player.play_and(_encode, jobs)):
+        quota = due[number]
+        if encoded is None:
+            attempt(quota)
+            continue
+        quota.kept += 1
+        _add(writer, *encoded)
+        if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
+            on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 
 def _encode(demo: Demo) -> tuple[Demo, list[EncodedImages]] | None:

@@ -95,6 +95,7 @@ class _Lane:
         self.fleet.start()
         self.fleet.reset_failure_count()
         while True:
+            self.fleet.place({0: job.reset_id}, ())
             replies, _ = self.fleet.command("reset", {0: {"reset_id": job.reset_id}})
             for reply in replies.values():
                 if demo := self._play_on(_Running(job, reply["task"], reply["description"]), stopping):
@@ -115,8 +116,9 @@ class _Lane:
         raise CancelledError
 
 
-def _choose(waiting: Sequence[int], tasks: Sequence[int], lane: _Lane, lanes: Sequence[_Lane]) -> int:
-    """The next of the waiting jobs (positions in `tasks`): of a task the lane has played, else that fewest have."""
+def _choose(waiting: Sequence[int], jobs: Sequence[DemoJob], lane: _Lane, lanes: Sequence[_Lane]) -> int:
+    """The next of the waiting jobs (positions in `jobs`): of a task the lane has played, else that fewest have."""
+    tasks = {i: task_number(jobs[i].reset_id) for i in waiting}
     own = [i for i in waiting if tasks[i] in lane.tasks]
     return own[0] if own else min(waiting, key=lambda i: sum(tasks[i] in other.tasks for other in lanes))
 
@@ -164,38 +166,40 @@ class DemoPlayer:
         return self.play_and(lambda demo: demo, jobs)
 
     def play_and(self, finish: Callable[[Demo], T], jobs: Sequence[DemoJob]) -> Iterator[T]:
-        """Yield `finish(demo)` for each job, in their order, computed by the thread of the process that played it."""
+        """Yield `finish(demo)` for each job, in their order, computed by the thread of the process that played it.
+
+        `jobs` may grow while they are played.
+        """
 
         def play(lane: _Lane, job: DemoJob) -> T:
             return finish(lane.play(job, self._stopping))
 
-        waiting, ahead = list(range(len(jobs))), self._ahead(jobs)
-        tasks = [task_number(job.reset_id) for job in jobs]
+        waiting: list[int] = []  # positions in `jobs`
         idle, under_way = list(self._lanes), dict[Future[T], tuple[int, _Lane]]()
         finished: dict[int, T] = {}
-        for number in range(len(jobs)):
-            while True:
-                while idle and waiting and waiting[0] < number + ahead:
-                    lane = idle.pop()
-                    near = [i for i in waiting if i < number + ahead]
-                    index = _choose(near, tasks, lane, self._lanes)
-                    waiting.remove(index)
-                    lane.tasks.add(tasks[index])
-                    under_way[self._threads.submit(play, lane, jobs[index])] = index, lane
-                if number in finished:
-                    break
-                done, _ = wait(under_way, return_when=FIRST_COMPLETED)
-                for future in done:
-                    index, lane = under_way.pop(future)
-                    finished[index] = future.result()
-                    idle.append(lane)
-            yield finished.pop(number)
+        number = known = 0
+        while number < len(jobs):
+            waiting += range(known, len(jobs))
+            known, end = len(jobs), number + self._ahead(jobs[number].max_steps)
+            while idle and waiting and waiting[0] < end:
+                lane = idle.pop()
+                index = _choose([i for i in waiting if i < end], jobs, lane, self._lanes)
+                waiting.remove(index)
+                lane.tasks.add(task_number(jobs[index].reset_id))
+                under_way[self._threads.submit(play, lane, jobs[index])] = index, lane
+            if number in finished:
+                yield finished.pop(number)
+                number += 1
+                continue
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                index, lane = under_way.pop(future)
+                finished[index] = future.result()
+                idle.append(lane)
 
-    def _ahead(self, jobs: Sequence[DemoJob]) -> int:
+    def _ahead(self, max_steps: int) -> int:
         """How many jobs may be under way or wait for an earlier one."""
-        largest = self._frame_bytes * max((job.max_steps for job in jobs), default=1)
         lanes = len(self._lanes)
-        return min(8 * lanes, max(2 * lanes, AHEAD_BYTES // largest))
+        return min(8 * lanes, max(2 * lanes, AHEAD_BYTES // (self._frame_bytes * max_steps)))
 
 
 def check_expert(cfg: EnvConfig) -> None:

@@ -11,12 +11,15 @@ import numpy as np
 
 from rlinf.data.layout import split_evenly
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.routing import assign, even_load, missing_copies, num_processes, tasks_per_process
+from rlinf.envs.routing import assign, missing_copies, num_processes, tasks_per_process
 from rlinf.envs.sim_process import SharedArrays, SimProcess, SimulatorDiedError, exchange, start_all
 from rlinf.envs.spec import ids_of_task
 from rlinf.errors import SimulatorError
 from rlinf.simulators.child_program import OBSERVED
 from rlinf.simulators.contract import EnvSpec, task_number
+
+UNEVEN, MOST_UNEVEN = 1.25, 2.0  # times its share of the work that a process may get before tasks are loaded for it in
+# others: while tasks are being loaded anyway, and after
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class Fleet:
         self._failures = [0] * processes  # since `reset_failure_count`
         self._processes: list[SimProcess] = []
         self._shared: SharedArrays | None = None
+        self._spent: dict[int, tuple[float, int]] = {}  # seconds and steps of a task's episodes, by its number
         self._ids_to_load: dict[int, int] = {}  # one of each task, by its number, where tasks are loaded ahead
         self._forget()
         self._routed, self._max_loaded = spec.loaded_task_bytes > 0, 0
@@ -104,6 +108,7 @@ class Fleet:
         self._process_of = {row: p for p, rows in enumerate(self.rows) for row in rows}
         self._loaded: list[list[int]] = [[] for _ in self.rows]  # numbers of the tasks in memory, by process
         self._built = [0] * len(self.rows)  # tasks that each process has built since it started
+        self._task_of: dict[int, int] = {}  # number of the task of each row's last episode
         self._num_begun, self._all_loaded = 0, False
 
     def reset_failure_count(self) -> None:
@@ -142,9 +147,16 @@ class Fleet:
             return set()
         gone = self._load_ahead()
         tasks = {row: task_number(reset_id) for row, reset_id in reset_ids.items()}
-        going_on = [sum(row in running and row not in tasks for row in rows) for rows in self.rows]
-        most = even_load(len(self.env_ids), len(self.rows))
-        self._process_of |= assign(tasks, self._loaded, going_on, most)
+        known = {task: spent / steps for task, (spent, steps) in self._spent.items()}
+        usual = sum(known.values()) / len(known) if known else 1.0
+        seconds = {task: known.get(task, usual) for task in {*tasks.values(), *self._task_of.values()}}
+        going_on = [
+            sum(seconds[self._task_of[row]] for row in rows if row in running and row not in tasks)
+            for rows in self.rows
+        ]
+        tolerated = MOST_UNEVEN if self._all_loaded else UNEVEN
+        self._process_of |= assign(tasks, seconds, self._loaded, going_on, tolerated=tolerated)
+        self._task_of |= tasks
         self.rows = [[] for _ in self.rows]
         for row, p in sorted(self._process_of.items()):
             self.rows[p].append(row)
@@ -196,9 +208,17 @@ class Fleet:
                     self._count_failure(p, [int(row)], text)
                     gone.add(int(row))
                 if self._routed:
+                    self._note_times(answer["replies"])
                     self.num_tasks_built += answer["built"] - self._built[p]
                     self._loaded[p], self._built[p] = answer["loaded"], answer["built"]
         return replies, gone
+
+    def _note_times(self, replies: Mapping[str, dict[str, Any]]) -> None:
+        """Add up how long the steps of each task take."""
+        for row, reply in replies.items():
+            if "steps" in reply:
+                spent, steps = self._spent.get(self._task_of[int(row)], (0.0, 0))
+                self._spent[self._task_of[int(row)]] = spent + reply["seconds"], steps + reply["steps"]
 
     def _restart(self, p: int, fault: SimulatorDiedError) -> None:
         """Start a process that died again, and once more whenever that fails, up to `max_restarts` failures."""

@@ -73,8 +73,10 @@ class Worker:
         for scene, arguments in message["scenes"]:
             if scene not in self.scenes:  # a row that another process played so far
                 self.scenes[scene] = self.module.Scene(self.options)
+            began = time.monotonic()
             try:
                 replies[str(scene)] = command(scene, **arguments)
+                replies[str(scene)]["seconds"] = time.monotonic() - began
             except Exception as error:
                 failed[str(scene)] = error_text(error)
                 self.drawn.pop(scene, None)
@@ -83,9 +85,12 @@ class Worker:
             if time.monotonic() - heard > SIGN_OF_LIFE_S:
                 send(self.parent, {"progress": scene})
                 heard = time.monotonic()
+        began = time.monotonic()
         for scene, fetch in self.drawn.items():  # a GPU hands them over together
             self.arrays["images"][scene] = fetch()
         self.drawn.clear()
+        for reply in replies.values():
+            reply["seconds"] += (time.monotonic() - began) / len(replies)
         return self._answer(replies, failed)
 
     def _answer(self, replies: dict[str, Reply], failed: dict[str, str]) -> Reply:
@@ -149,7 +154,8 @@ class Worker:
                 break
         for i, fetch in drawn.items():
             arrays["demo_images"][scene, i] = fetch()
-        return share_result(arrays, scene, whole) | self._observe(scene)
+        result = share_result(arrays, scene, whole)
+        return result if "demo_images" in arrays else result | self._observe(scene)
 
     def get_state(self, scene: int) -> Reply:
         """The scene's running episode."""

@@ -184,6 +184,18 @@ def test_images_drawn_side_by_side() -> None:
     assert len({pixels.tobytes() for pixels in images}) == 7
 
 
+def test_the_last_image_of_a_film_is_what_the_policy_sees() -> None:
+    filmed, other = scene("handle-press-side-v3", 4), scene("handle-press-side-v3", 4)
+    result = filmed.step_chunk(actions(1), stop_on_success=False, record=True)
+    other.step_chunk(actions(1), stop_on_success=False, record=False)
+    assert filmed.observe()["images"] is result.frames[-1]  # not drawn again
+    assert np.array_equal(result.frames[-1], image(other))
+    filmed.step_chunk(actions(2), stop_on_success=False, record=False)
+    assert not np.array_equal(image(filmed), result.frames[-1])
+    filmed.close()
+    other.close()
+
+
 def test_a_process_fetches_images_after_all_scenes_were_observed() -> None:
     first, second = scene("handle-press-side-v3", 4), scene("handle-press-side-v3", 5)
     fetch = [s.observe()["images"] for s in (first, second)]

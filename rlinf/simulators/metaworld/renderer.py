@@ -57,9 +57,7 @@ class Canvas:
         samples, shadows = (0, 0) if fast else (vis.quality.offsamples, vis.quality.shadowsize)
         self._buffers = _buffers(width, height, samples, shadows)
         self._sheet_buffer = _buffers(self.across * self.size, self.across * self.size)
-        self._own: dict[
-            mujoco.MjrContext, dict[str, int]
-        ] = {}  # the smallest buffers, which each context was made with
+        self._own: dict[mujoco.MjrContext, dict[str, int]] = {}  # the buffers a context was made with
         self._sheet = Sheet(self)
 
     def context(self, model: mujoco.MjModel) -> mujoco.MjrContext:
@@ -122,6 +120,7 @@ class Canvas:
         GL.glReadBuffer(GL.GL_COLOR_ATTACHMENT0)
         GL.glDrawBuffer(GL.GL_COLOR_ATTACHMENT0)
         GL.glBlitFramebuffer(0, 0, size, size, x, y, x + size, y + size, GL.GL_COLOR_BUFFER_BIT, GL.GL_NEAREST)
+        GL.glFlush()  # the GPU draws while this process simulates the next scene
 
     def _finish(self) -> None:
         """Fetch the images of this sheet and begin another."""
