@@ -1,11 +1,15 @@
-"""MetaWorld images per second from several processes at once: fetched one by one, against a sheet of them at a time.
+"""MetaWorld images per second: ways of drawing what several processes see, in one run, and what a frame is made of.
 
-    python benchmarks/drawing.py [--processes 14] [--busy]
+    python benchmarks/drawing.py [--processes 16] [--render exact] [--size 480] [--images 4] [--busy]
 
-Each process draws one task at 64 pixels, 16 images at a time, as a simulator process with 16 scenes does after a chunk.
-With --busy this process keeps the GPU at matrix products meanwhile, as a policy does in another pipeline stage. The
-share of a sheet's pixels that equal an image drawn alone is printed too. In software, where no turn is waited for,
-images are drawn one by one by default.
+Each process draws `--images` scenes of different tasks and has their pixels, as a simulator process does after a chunk.
+- a context per task: every task has a GL context, framebuffer and shadow map of its own (how it was done)
+- one by one: the tasks share one canvas, and every image is fetched before the next is drawn
+- on a sheet: the tasks share one canvas, and all images are fetched at once (how it is done where a GPU draws)
+- on a sheet, by 1, 2, 4 ... processes: what drawing processes fed by others could reach
+Times are those of an image over all processes (elapsed time / images of all) and of a core per image. Every way's
+pixels are compared with images drawn alone. Then one process draws with parts of the picture left out. With --busy
+this process keeps the GPU at matrix products meanwhile, as a policy does in another pipeline stage.
 """
 
 from __future__ import annotations
@@ -13,66 +17,103 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import statistics
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier, Event
 
-TASK, IMAGES, ACROSS = "handle-press-side-v3", 16, 8
+TASKS = ("handle-press-side-v3", "hammer-v3", "assembly-v3", "door-open-v3")
+WAYS = ("a context per task", "one by one", "on a sheet")
+PARTS = ("all of it", "shadow map of 256", "no shadows", "one sample", "no reflections", "fast")
 
 
-def draw(across: int, seconds: float, ready: Barrier, results: multiprocessing.SimpleQueue) -> None:
-    """One process: draw sets of images for a while; results are ms per image and the share of equal pixels."""
-    import numpy as np
+@dataclass(frozen=True)
+class Job:
+    """What one process draws."""
 
+    way: str
+    part: str
+    render: str
+    size: int
+    images: int
+    seconds: float
+
+
+def scenes(job: Job) -> tuple[Callable[[], list], Callable[[], list]]:
+    """A function that draws the images of a process in the job's way, and one that draws each of them alone."""
     from rlinf.simulators.metaworld import Options
     from rlinf.simulators.opengl import choose_backend
 
     choose_backend("auto")
-    from rlinf.simulators.metaworld.renderer import Renderer
+    import mujoco
+
+    from rlinf.simulators.metaworld.renderer import Canvas, Renderer
     from rlinf.simulators.metaworld.world import TaskWorld
 
-    options = Options(task_suite_name=TASK, image_size=64, render="fast")
-    world = TaskWorld(TASK, options)
-    world.reset(0)
-    renderer = Renderer(world.model, options, across)
+    options = Options(image_size=job.size, render="fast" if job.part == "fast" else job.render)
+    worlds = [TaskWorld(TASKS[i % len(TASKS)], options) for i in range(job.images)]
+    for i, world in enumerate(worlds):
+        world.reset(i)
+        if job.part == "shadow map of 256":
+            world.model.vis.quality.shadowsize = 256
+        if job.part == "one sample":
+            world.model.vis.quality.offsamples = 0
+    across = 1
+    while job.way == "on a sheet" and across**2 < job.images:
+        across += 1
 
-    def images() -> list[np.ndarray]:
-        return [fetch() for fetch in [renderer.draw(world.data) for _ in range(IMAGES)]]
+    def renderers(canvases: Sequence[Canvas]) -> list[Renderer]:
+        made = [Renderer(w.model, options, c) for w, c in zip(worlds, canvases, strict=True)]
+        for renderer in made:
+            for name, flag in (("no shadows", "mjRND_SHADOW"), ("no reflections", "mjRND_REFLECTION")):
+                if job.part == name:
+                    renderer._scene.flags[getattr(mujoco.mjtRndFlag, flag)] = False
+        return made
 
-    equal = float(np.mean([image == world.draw()() for image in images()]))
+    def canvas(across: int) -> Canvas:
+        return Canvas(options, worlds[0].model.vis, across)
+
+    apart = renderers([canvas(1) for _ in worlds])
+    chosen = apart if job.way == "a context per task" else renderers([canvas(across)] * len(worlds))
+
+    def draw() -> list:
+        if job.way == "one by one":
+            return [r.draw(w.data)() for r, w in zip(chosen, worlds, strict=True)]
+        return [fetch() for fetch in [r.draw(w.data) for r, w in zip(chosen, worlds, strict=True)]]
+
+    return draw, lambda: [r.draw(w.data)() for r, w in zip(apart, worlds, strict=True)]
+
+
+def work(job: Job, ready: Barrier, results: multiprocessing.SimpleQueue) -> None:
+    """One process: draw for a while; results are the images drawn, the seconds, and the share of equal pixels."""
+    import numpy as np
+
+    draw, alone = scenes(job)
+    wanted = [image.copy() for image in alone()]
+    equal = float(np.mean([one == other for one, other in zip(wanted, draw(), strict=True)]))
     ready.wait()
-    sets, start = 0, time.monotonic()
-    while (spent := time.monotonic() - start) < seconds:
-        images()
-        sets += 1
-    results.put((1e3 * spent / (sets * IMAGES), equal))
-    renderer.close()
-    world.close()
+    count, start, cpu = 0, time.monotonic(), time.process_time()
+    while (spent := time.monotonic() - start) < job.seconds:
+        draw()
+        count += job.images
+    results.put((count / spent, 1e3 * (time.process_time() - cpu) / count, equal))
+    sys.stdout.flush()
+    os._exit(0)  # GL libraries print tracebacks from their destructors
 
 
-def measure(across: int, args: argparse.Namespace) -> tuple[float, float]:
-    """Milliseconds per image of a process beside the others, median; and the smallest share of equal pixels."""
+def measure(job: Job, processes: int) -> tuple[float, float, float]:
+    """Milliseconds per image over all processes, those of a CPU, and the smallest share of equal pixels."""
     context = multiprocessing.get_context("spawn")
-    ready, results = context.Barrier(args.processes), context.SimpleQueue()
-    stop = context.Event()
-    load = threading.Thread(target=occupy, args=(stop,))
-    if args.busy:
-        load.start()
-    try:
-        processes = [
-            context.Process(target=draw, args=(across, args.seconds, ready, results)) for _ in range(args.processes)
-        ]
-        for process in processes:
-            process.start()
-        times, equal = zip(*(results.get() for _ in processes), strict=True)
-        for process in processes:
-            process.join()
-    finally:
-        stop.set()
-    return statistics.median(times), min(equal)
+    ready, results = context.Barrier(processes), context.SimpleQueue()
+    started = [context.Process(target=work, args=(job, ready, results)) for _ in range(processes)]
+    for process in started:
+        process.start()
+    rates, cpu, equal = zip(*(results.get() for _ in started), strict=True)
+    for process in started:
+        process.join()
+    return 1e3 / sum(rates), sum(cpu) / processes, min(equal)
 
 
 def occupy(stop: Event) -> None:
@@ -88,13 +129,38 @@ def occupy(stop: Event) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 2))
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--render", default="exact")
+    parser.add_argument("--size", type=int, default=480)
+    parser.add_argument("--images", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--busy", action="store_true", help="with a GPU at work")
     args = parser.parse_args(arguments)
-    (one, _), (many, equal) = measure(1, args), measure(ACROSS, args)
-    print(f"{args.processes} processes{', the GPU at work' if args.busy else ''}: ms per image")
-    print(f"one by one {one:.2f}, {IMAGES} at a time {many:.2f}: {one / many:.2f}x; {equal:.4%} of the pixels equal")
+    stop = threading.Event()
+    if args.busy:
+        threading.Thread(target=occupy, args=(stop,)).start()
+
+    def line(name: str, processes: int, way: str, part: str = PARTS[0], beside: float = 0.0) -> float:
+        job = Job(way, part, args.render, args.size, args.images, args.seconds)
+        spent, cpu, equal = measure(job, processes)
+        ratio = f"{beside / spent:6.2f}x" if beside else " " * 7
+        times = f"{spent:9.2f} ms {ratio} ({cpu:7.2f} ms of a core)"
+        print(f"{name:34s}{processes:4d} processes{times}  {equal:.4%} of the pixels equal", flush=True)
+        return spent
+
+    try:
+        text = f"{args.render} {args.size}, {args.images} images a process{', the GPU at work' if args.busy else ''}"
+        print(f"{text}: ms per image over all processes")
+        first = line(WAYS[0], args.processes, WAYS[0])
+        for way in WAYS[1:]:
+            line(way, args.processes, way, beside=first)
+        fewer = [2**i for i in range(args.processes.bit_length()) if 2**i < args.processes]
+        for processes in fewer:
+            line(WAYS[2], processes, WAYS[2], beside=first)
+        for part in PARTS[1:] if args.render == "exact" else ():
+            line(f"one process, {part}", 1, WAYS[2], part)
+    finally:
+        stop.set()
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Runner:
                 self.cluster.get(self.begin_rollout(step))
         with self.resident("actor"):
             metrics = self.learn(step, self.experience())
-        return metrics | self.rollout_metrics(self.env.call("num_restarts"), self.env.call("drain_episodes"))
+        return metrics | self.rollout_metrics(self.env.call("drain_counts"), self.env.call("drain_episodes"))
 
     def begin_rollout(self, step: int) -> list[Any]:
         """Queue the rollout of a training step; returns futures that are done when it is."""
@@ -99,11 +99,12 @@ class Runner:
             self.copies_behind += 1
         return metrics
 
-    def rollout_metrics(self, restarts: list[Any], episodes: list[Any]) -> dict[str, float]:
-        """Metrics of the futures of a rollout's restarts and episodes, and of the bytes moved since the last call."""
+    def rollout_metrics(self, counts: list[Any], episodes: list[Any]) -> dict[str, float]:
+        """Metrics of the futures of a rollout's counts and episodes, and of the bytes moved since the last call."""
         moved, self.bytes = self.bytes, dict.fromkeys(self.bytes, 0)
         metrics = {f"{name}/bytes": float(count) for name, count in moved.items()}
-        metrics["env/restarts"] = float(sum(self.cluster.get(restarts)))
+        by_rank = self.cluster.get(counts)
+        metrics |= {name: float(sum(rank[name] for rank in by_rank)) for name in by_rank[0]}
         records = [record for rank in self.cluster.get(episodes) for record in rank]
         spec = env_spec(self.cfg.env.train)
         episodes_mean = summarise(records, spec.task_groups, by_task=spec.balanced)

@@ -27,7 +27,7 @@ class Rollout:
     played: list[Any]
     experience: list[list[Any]]  # by actor rank
     episodes: list[Any]
-    restarts: list[Any]
+    counts: list[Any]
     seconds: dict[str, list[Any]]  # by role
 
 
@@ -51,7 +51,7 @@ class AsyncRunner(Runner):
         metrics = self.learn(step, rollout.experience)
         self.seconds = rollout.seconds
         metrics["rollout/staleness"] = float(step - rollout.updates)
-        return metrics | self.rollout_metrics(rollout.restarts, rollout.episodes)
+        return metrics | self.rollout_metrics(rollout.counts, rollout.episodes)
 
     def sync(self) -> None:
         """As in Runner, after the rollouts under way: copies receive weights between rollouts only."""
@@ -78,7 +78,7 @@ class AsyncRunner(Runner):
             played=self.begin_rollout(step),
             experience=self.experience(),
             episodes=self.env.call("drain_episodes"),
-            restarts=self.env.call("num_restarts"),
+            counts=self.env.call("drain_counts"),
             seconds={"env": self.env.call("drain_seconds"), "rollout": self.rollout.call("drain_seconds")},
         )
 

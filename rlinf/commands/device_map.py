@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from rlinf.commands.units import bytes_text, count_text, plural, ranks_text
@@ -11,6 +10,7 @@ from rlinf.config.derived import chunks_per_rollout, rollout_size
 from rlinf.config.schema import Config
 from rlinf.data.layout import Piece
 from rlinf.envs.config import EnvConfig
+from rlinf.envs.routing import num_processes
 from rlinf.envs.spec import env_spec
 from rlinf.models.config import PolicySpec
 from rlinf.placement.plan import Mode, Plan
@@ -32,7 +32,7 @@ def device_rows(cfg: Config, plan: Plan) -> Iterator[Row]:
     env, mode = _env(cfg)
     shares = {len(plan.env_ids("env", rank, s, mode)) for rank in range(len(plan.env)) for s in range(plan.stages)}
     envs = max(shares)
-    count = 1 if env_spec(env).batched else min(envs, env.num_processes or os.cpu_count() or 1)
+    count = num_processes(env, env_spec(env), envs)
     uneven = f"{min(shares)} to " if len(shares) > 1 else ""
     yield ("simulators", f"{plural(count, 'process')} per env rank and stage, for its {uneven}{plural(envs, 'env')}")
     yield ("parameters", _parameters(cfg, plan))

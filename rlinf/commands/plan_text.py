@@ -12,7 +12,8 @@ from rlinf.config.check import policy_spec
 from rlinf.config.derived import chunks_per_rollout, micro_batch_size, rollout_size, total_steps
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.spec import env_spec, num_trials
+from rlinf.envs.routing import num_processes, tasks_per_process
+from rlinf.envs.spec import env_options, env_spec, num_trials
 from rlinf.models.config import PolicySpec
 from rlinf.placement.plan import Plan
 
@@ -106,6 +107,7 @@ def _memory_rows(cfg: Config, plan: Plan, spec: PolicySpec) -> Iterator[Row]:
     height, width = env_spec(cfg.env.train).image_size
     frames = plan.num_envs("env") * plan.stages * (1 + env_spec(cfg.env.train).num_wrist_images)
     yield ("camera images", f"{bytes_text(frames * height * width * 3)} per env rank ({frames} of {height} x {width})")
+    yield from _loaded_tasks_row(cfg, plan)
     need = samples * cache_bytes_per_sample(model, cfg.compat)
     if need and plan.keeps_prefixes:
         yield ("prefix cache", f"{bytes_text(need)} per rollout rank: {', '.join(_tiers(cfg, need))}")
@@ -129,3 +131,16 @@ def _tiers(cfg: Config, need: int) -> Iterator[str]:
     fixed = [v for v in (cfg.rollout.prefix_cache_bytes, cfg.rollout.prefix_cache_host_bytes) if v != "auto"]
     if len(fixed) < 2 or sum(fixed) < need:
         yield "the rest is computed again"
+
+
+def _loaded_tasks_row(cfg: Config, plan: Plan) -> Iterator[Row]:
+    """Host memory of the tasks that simulator processes keep, where the simulator does."""
+    train, spec = cfg.env.train, env_spec(cfg.env.train)
+    if not spec.loaded_task_bytes:
+        return
+    envs = plan.num_envs("env")
+    processes = num_processes(train, spec, envs) * plan.stages
+    each = env_options(train).max_loaded_tasks or tasks_per_process(train, spec, envs)
+    need = bytes_text(processes * each * spec.loaded_task_bytes)
+    where = f"{each} of {plural(len(spec.tasks), 'task')} in each of {plural(processes, 'simulator process')}"
+    yield ("loaded tasks", f"up to {need} of host memory per env rank ({where})")

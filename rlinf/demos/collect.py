@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import generator
 from rlinf.demos.player import Demo, DemoJob, DemoPlayer
-from rlinf.demos.writer import DatasetWriter
+from rlinf.demos.writer import DatasetWriter, EncodedImages, encode_images
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 from rlinf.storage.atomic_folder import atomic_folder
@@ -84,29 +84,46 @@ def _horizon(cfg: Config) -> int:
 def _play(
     cfg: Config, player: DemoPlayer, writer: DatasetWriter, quotas: Sequence[_Quota], on_progress: Callable[[str], None]
 ) -> None:
-    """Play rounds of as many attempts as episodes are missing: which are played does not depend on the processes."""
+    """Play as many attempts as episodes are wanted, and another for each that failed, after those already due.
+
+    Which are played, and their order in the dataset, does not depend on the processes.
+    """
     wanted = cfg.collect.episodes_per_task
-    while True:
-        jobs: list[tuple[_Quota, DemoJob]] = []
-        for quota in quotas:
-            limit = min(cfg.collect.max_attempts * wanted, len(quota.ids))  # an id is played once
-            missing = min(wanted - quota.kept, limit - quota.attempts)
-            jobs += [(quota, quota.next_job(cfg)) for _ in range(missing)]
-        if not jobs:
-            return
-        for (quota, _), demo in zip(jobs, player.play([job for _, job in jobs]), strict=True):
-            if not demo.success:
-                continue
-            quota.kept += 1
-            _add(writer, demo)
-            if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
-                on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
+    due: list[_Quota] = []
+    jobs: list[DemoJob] = []
+
+    def attempt(quota: _Quota) -> None:
+        if quota.attempts < min(cfg.collect.max_attempts * wanted, len(quota.ids)):  # an id is played once
+            due.append(quota)
+            jobs.append(quota.next_job(cfg))
+
+    for quota in quotas:
+        for _ in range(wanted):
+            attempt(quota)
+    for number, encoded in enumerate(player.play_and(_encode, jobs)):
+        quota = due[number]
+        if encoded is None:
+            attempt(quota)
+            continue
+        quota.kept += 1
+        _add(writer, *encoded)
+        if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
+            on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 
-def _add(writer: DatasetWriter, demo: Demo) -> None:
+def _encode(demo: Demo) -> tuple[Demo, list[EncodedImages]] | None:
+    """A successful demonstration, its images encoded by camera, the main one first; None for one that failed."""
+    if not demo.success:
+        return None
+    wrists = [] if demo.wrist_images is None else [demo.wrist_images[:, i] for i in range(demo.wrist_images.shape[1])]
+    cameras = [encode_images(images) for images in (demo.images, *wrists)]
+    return replace(demo, images=demo.images[:0].copy(), wrist_images=None), cameras
+
+
+def _add(writer: DatasetWriter, demo: Demo, cameras: Sequence[EncodedImages]) -> None:
     writer.add(
-        images=demo.images,
-        wrist_images=demo.wrist_images,
+        images=cameras[0],
+        wrist_images=cameras[1:],
         states=demo.states,
         actions=demo.labels,
         critic_states=demo.critic_state,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +18,11 @@ from rlinf.envs.fleet import Fleet
 from rlinf.envs.spec import env_options, env_spec, eval_trials, find_simulator
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
-from rlinf.simulators.contract import EnvSpec
+from rlinf.simulators.contract import EnvSpec, task_number
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
+AHEAD_BYTES = 4 << 30  # of episodes that wait until an earlier one is finished, or fewer
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,27 +72,71 @@ class _Running:
         return Demo(self.job, self.task, self.description, success, **columns)
 
 
+class _Lane:
+    """One simulator process that plays one expert episode after another."""
+
+    def __init__(self, cfg: EnvConfig, spec: EnvSpec) -> None:
+        self._job: DemoJob | None = None
+        self.tasks: set[int] = set()  # that it has played; those it keeps in memory are among them
+        self.fleet = Fleet(
+            cfg,
+            replace(spec, batched=False),  # an expert looks into one scene at a time
+            [0],
+            options=env_options(cfg),
+            chunk_size=PIECE,
+            playing=lambda _: f"demonstration reset id {self._job.reset_id}" if self._job else "",
+            critic_state=True,
+            demonstrations=True,
+        )
+
+    def play(self, job: DemoJob, stopping: threading.Event) -> Demo:
+        """Play a demonstration in pieces; it begins again where the simulator died."""
+        self._job = job
+        self.fleet.start()
+        self.fleet.reset_failure_count()
+        while True:
+            self.fleet.place({0: job.reset_id}, ())
+            replies, _ = self.fleet.command("reset", {0: {"reset_id": job.reset_id}})
+            for reply in replies.values():
+                if demo := self._play_on(_Running(job, reply["task"], reply["description"]), stopping):
+                    return demo
+
+    def _play_on(self, run: _Running, stopping: threading.Event) -> Demo | None:
+        """Play to the end of the episode; None where the simulator died."""
+        while not stopping.is_set():
+            replies, _ = self.fleet.command("expert_chunk", {0: run.next_piece()})
+            if not replies:
+                return None
+            played = slice(replies[0]["steps"])
+            run.steps += played.stop
+            run.pieces.append({n: rows[played].copy() for n, rows in self.fleet.arrays(0, "demo_").items()})
+            success, done = (bool(self.fleet.array(0, name)[played].any()) for name in ("success", "done"))
+            if success or done or run.steps >= run.job.max_steps:
+                return run.demo(success)
+        raise CancelledError
+
+
+def _choose(waiting: Sequence[int], jobs: Sequence[DemoJob], lane: _Lane, lanes: Sequence[_Lane]) -> int:
+    """The next of the waiting jobs (positions in `jobs`): of a task the lane has played, else that fewest have."""
+    tasks = {i: task_number(jobs[i].reset_id) for i in waiting}
+    own = [i for i in waiting if tasks[i] in lane.tasks]
+    return own[0] if own else min(waiting, key=lambda i: sum(tasks[i] in other.tasks for other in lanes))
+
+
 class DemoPlayer:
-    """Several simulator processes that play one expert episode each at a time.
+    """Several simulator processes that play one expert episode each at a time, none waiting for another.
 
     Example: `with DemoPlayer(cfg.env.train, spec) as player: demos = list(player.play(jobs))`
     """
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, num_processes: int = 0) -> None:
         check_expert(cfg)
-        self._jobs: Sequence[DemoJob] = ()  # being played, by row
-        self._num_rows = num_processes or cfg.num_processes or os.cpu_count() or 1
-        self._fleet = Fleet(
-            cfg,
-            replace(spec, batched=False),  # an expert looks into one scene at a time
-            range(self._num_rows),
-            options=env_options(cfg),
-            num_processes=self._num_rows,
-            chunk_size=PIECE,
-            playing=lambda row: f"demonstration reset id {self._jobs[row].reset_id}" if row < len(self._jobs) else "",
-            critic_state=True,
-            demonstrations=True,
-        )
+        count = num_processes or cfg.num_processes or os.cpu_count() or 1
+        self._lanes = [_Lane(cfg, spec) for _ in range(count)]
+        pixels = math.prod(spec.image_size) + spec.num_wrist_images * math.prod(spec.wrist_image_size)
+        self._frame_bytes = 3 * pixels
+        self._stopping = threading.Event()
+        self._threads = ThreadPoolExecutor(count)
 
     def __enter__(self) -> DemoPlayer:
         return self
@@ -96,35 +145,61 @@ class DemoPlayer:
         self.close()
 
     def close(self) -> None:
-        """End the simulator processes."""
-        self._fleet.close()
+        """End the simulator processes; demonstrations under way are given up."""
+        self._stopping.set()
+        self._threads.shutdown(cancel_futures=True)
+        for lane in self._lanes:
+            lane.fleet.close()
+
+    @property
+    def num_restarts(self) -> int:
+        """Failures of simulators since the start."""
+        return sum(lane.fleet.num_restarts for lane in self._lanes)
+
+    @property
+    def num_tasks_built(self) -> int:
+        """Tasks that simulators have loaded since the start, where the simulator keeps tasks in memory."""
+        return sum(lane.fleet.num_tasks_built for lane in self._lanes)
 
     def play(self, jobs: Sequence[DemoJob]) -> Iterator[Demo]:
         """Yield a demonstration for each job, in their order; also those that failed, as `Demo.success` tells."""
-        self._fleet.start()
-        for first in range(0, len(jobs), self._num_rows):
-            yield from self._play_together(jobs[first : first + self._num_rows])
+        return self.play_and(lambda demo: demo, jobs)
 
-    def _play_together(self, jobs: Sequence[DemoJob]) -> list[Demo]:
-        """Play one job per process, all at once, in pieces; a job whose simulator died begins again."""
-        self._jobs = jobs
-        self._fleet.reset_failure_count()
-        running: dict[int, _Running] = {}
-        finished: dict[int, Demo] = {}
-        while len(finished) < len(jobs):
-            waiting = [row for row in range(len(jobs)) if row not in running and row not in finished]
-            replies, _ = self._fleet.command("reset", {row: {"reset_id": jobs[row].reset_id} for row in waiting})
-            running |= {row: _Running(jobs[row], r["task"], r["description"]) for row, r in replies.items()}
-            replies, gone = self._fleet.command("expert_chunk", {row: run.next_piece() for row, run in running.items()})
-            for row, reply in replies.items():
-                run, played = running[row], slice(reply["steps"])
-                run.steps += reply["steps"]
-                run.pieces.append({n: rows[played].copy() for n, rows in self._fleet.arrays(row, "demo_").items()})
-                success, done = (bool(self._fleet.array(row, name)[played].any()) for name in ("success", "done"))
-                if success or done or run.steps >= run.job.max_steps:
-                    finished[row] = running.pop(row).demo(success)
-            running = {row: run for row, run in running.items() if row not in gone}
-        return [finished[row] for row in range(len(jobs))]
+    def play_and(self, finish: Callable[[Demo], T], jobs: Sequence[DemoJob]) -> Iterator[T]:
+        """Yield `finish(demo)` for each job, in their order, computed by the thread of the process that played it.
+
+        `jobs` may grow while they are played.
+        """
+
+        def play(lane: _Lane, job: DemoJob) -> T:
+            return finish(lane.play(job, self._stopping))
+
+        waiting: list[int] = []  # positions in `jobs`
+        idle, under_way = list(self._lanes), dict[Future[T], tuple[int, _Lane]]()
+        finished: dict[int, T] = {}
+        number = known = 0
+        while number < len(jobs):
+            waiting += range(known, len(jobs))
+            known, end = len(jobs), number + self._ahead(jobs[number].max_steps)
+            while idle and waiting and waiting[0] < end:
+                lane = idle.pop()
+                index = _choose([i for i in waiting if i < end], jobs, lane, self._lanes)
+                waiting.remove(index)
+                lane.tasks.add(task_number(jobs[index].reset_id))
+                under_way[self._threads.submit(play, lane, jobs[index])] = index, lane
+            if number in finished:
+                yield finished.pop(number)
+                number += 1
+                continue
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                index, lane = under_way.pop(future)
+                finished[index] = future.result()
+                idle.append(lane)
+
+    def _ahead(self, max_steps: int) -> int:
+        """How many jobs may be under way or wait for an earlier one."""
+        lanes = len(self._lanes)
+        return min(8 * lanes, max(2 * lanes, AHEAD_BYTES // (self._frame_bytes * max_steps)))
 
 
 def check_expert(cfg: EnvConfig) -> None:

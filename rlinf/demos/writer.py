@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ Array = np.ndarray
 Stats = dict[str, Any]  # min, max, mean, std, count, q01, ... as nested lists
 
 
+@dataclass(frozen=True)
+class EncodedImages:
+    """The images of one camera and episode as the data file holds them, and their statistics."""
+
+    column: pa.Array
+    stats: Stats
+
+
 class DatasetWriter:
     """Writes episode after episode into a folder; the metadata that make it a dataset follow at the end of the block.
 
@@ -56,8 +65,8 @@ class DatasetWriter:
     def add(
         self,
         *,
-        images: Array,  # u8 [T, H, W, 3]
-        wrist_images: Array | None = None,  # u8 [T, N, h, w, 3]
+        images: Array | EncodedImages,  # u8 [T, H, W, 3]
+        wrist_images: Array | Sequence[EncodedImages] | None = None,  # u8 [T, N, h, w, 3], or encoded by camera
         states: Array | None,  # f32 [T, S]
         actions: Array,  # f32 [T, A]
         task: str,
@@ -71,10 +80,12 @@ class DatasetWriter:
             if name in self._features:
                 assert column is not None
                 numbers[name] = column
-        cameras = {MAIN_IMAGE: images}
+        cameras: dict[str, Array | EncodedImages] = {MAIN_IMAGE: images}
         for i in range(self.spec.num_wrist_images):
             assert wrist_images is not None
-            cameras[WRIST_IMAGE.format(i)] = wrist_images[:, i]
+            cameras[WRIST_IMAGE.format(i)] = wrist_images[:, i] if isinstance(wrist_images, Array) else wrist_images[i]
+        with ThreadPoolExecutor() as pool:
+            encoded = {n: encode_images(x, pool.map) if isinstance(x, Array) else x for n, x in cameras.items()}
         frames = np.arange(length)
         numbers |= {
             "timestamp": (frames / self.spec.control_hz).astype(np.float32),
@@ -84,10 +95,10 @@ class DatasetWriter:
             "task_index": np.full(length, self._tasks.setdefault(task, len(self._tasks))),
         }
         columns: dict[str, pa.Array] = {name: _column(x) for name, x in numbers.items()}
-        columns |= {name: _png_column(x) for name, x in cameras.items()}
+        columns |= {name: x.column for name, x in encoded.items()}
         self._write(pa.table([columns[name] for name in self._schema.names], schema=self._schema))
         stats = {name: statistics(x.reshape(length, -1)) for name, x in numbers.items()}
-        stats |= {name: image_statistics(x) for name, x in cameras.items()}
+        stats |= {name: x.stats for name, x in encoded.items()}
         self._episodes.append(
             {
                 "episode_index": number,
@@ -236,9 +247,10 @@ def _png_chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def _png_column(images: Array) -> pa.Array:
-    with ThreadPoolExecutor() as pool:
-        return pa.array([{"bytes": png, "path": None} for png in pool.map(encode_png, images)], IMAGE_TYPE)
+def encode_images(images: Array, apply: Callable[..., Iterable[bytes]] = map) -> EncodedImages:
+    """Encode the images u8 [T, H, W, 3] of a camera; `apply` is the `map` of a pool where several cores are free."""
+    pngs = [{"bytes": png, "path": None} for png in apply(encode_png, images)]
+    return EncodedImages(pa.array(pngs, IMAGE_TYPE), image_statistics(images))
 
 
 def _column(x: Array) -> pa.Array:

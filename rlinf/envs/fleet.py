@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlinf.data.layout import split_evenly
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.sim_process import SimProcess, SimulatorDiedError, exchange, start_all
+from rlinf.envs.routing import assign, missing_copies, num_processes, tasks_per_process
+from rlinf.envs.sim_process import SharedArrays, SimProcess, SimulatorDiedError, exchange, start_all
+from rlinf.envs.spec import ids_of_task
 from rlinf.errors import SimulatorError
 from rlinf.simulators.child_program import OBSERVED
-from rlinf.simulators.contract import EnvSpec
+from rlinf.simulators.contract import EnvSpec, task_number
+
+UNEVEN, MOST_UNEVEN = 1.25, 2.0  # times its share of the work that a process may get before tasks are loaded for it in
+# others: while tasks are being loaded anyway, and after
 
 logger = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Spreads rows 0..B-1 over processes, neighbours together; a process holds several scenes, a batched one all."""
+    """Spreads rows 0..B-1 over processes, neighbours together; a process holds several scenes, a batched one all.
+
+    Where a simulator keeps tasks in memory, a row moves to a process that has the task of its next episode.
+    """
 
     def __init__(
         self,
@@ -28,30 +37,44 @@ class Fleet:
         env_ids: Sequence[int],
         *,
         options: Any,
-        num_processes: int,
         chunk_size: int,
         playing: Callable[[int], str],
         num_recorded: int = 0,
         critic_state: bool = False,
         demonstrations: bool = False,
+        load_ahead: bool = False,
     ) -> None:
-        """`playing` says what a row plays, for error messages; of `demonstrations` every step is shared."""
+        """`playing` says what a row plays, for error messages; of `demonstrations` every step is shared.
+
+        `load_ahead` loads the rest of the suite once as many episodes have begun as it has tasks.
+        """
         self.cfg, self.env_ids, self._playing = cfg, env_ids, playing
         self.num_restarts = 0  # since the start
-        if spec.batched:
-            num_processes = 1
-        self.rows = split_evenly(len(env_ids), num_processes)
-        self._place = {row: (p, row - rows[0]) for p, rows in enumerate(self.rows) for row in rows}
-        self._failures = [0] * num_processes  # since `reset_failure_count`
+        self.num_tasks_built = 0  # since the start
+        processes = num_processes(cfg, spec, len(env_ids))
+        self._failures = [0] * processes  # since `reset_failure_count`
         self._processes: list[SimProcess] = []
+        self._shared: SharedArrays | None = None
+        self._spent: dict[int, tuple[float, int]] = {}  # seconds and steps of a task's episodes, by its number
+        self._ids_to_load: dict[int, int] = {}  # one of each task, by its number, where tasks are loaded ahead
+        self._forget()
+        self._routed, self._max_loaded = spec.loaded_task_bytes > 0, 0
+        if self._routed:
+            self._max_loaded = options.max_loaded_tasks or tasks_per_process(cfg, spec, len(env_ids))
+            options = replace(options, max_loaded_tasks=self._max_loaded)
+            if load_ahead:
+                firsts = [ids_of_task(spec, "train", task)[0] for task in spec.tasks]
+                self._ids_to_load = {task_number(reset_id): reset_id for reset_id in firsts}
+        layout = scene_arrays(spec, len(env_ids), chunk_size, num_recorded, critic_state, demonstrations)
 
-        def make(p: int, rows: range) -> SimProcess:
-            recorded = sum(row < num_recorded for row in rows)
-            layout = scene_arrays(spec, len(rows), chunk_size, recorded, critic_state, demonstrations)
-            name = f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})"
-            return SimProcess(cfg, options, name=name, num_scenes=len(rows), layout=layout, batched=spec.batched)
+        def make(p: int, rows: Sequence[int]) -> SimProcess:
+            name = str(p) if self._routed else f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})"
+            assert self._shared is not None
+            return SimProcess(
+                cfg, options, name=name, rows=rows, shared=self._shared, batched=spec.batched, routed=self._routed
+            )
 
-        self._make = make
+        self._layout, self._make = layout, make
 
     @property
     def running(self) -> bool:
@@ -63,8 +86,8 @@ class Fleet:
         if self._processes:
             return
         try:
-            for p, rows in enumerate(self.rows):
-                self._processes.append(self._make(p, rows))
+            self._shared = SharedArrays(self._layout)
+            self._processes = [self._make(p, rows) for p, rows in enumerate(self.rows)]
             start_all(self._processes)
         except BaseException:
             self.close()
@@ -74,7 +97,19 @@ class Fleet:
         """End every process and free the shared memory."""
         for process in self._processes:
             process.close()
-        self._processes = []
+        if self._shared is not None:
+            self._shared.close()
+        self._processes, self._shared = [], None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Note that rows lie as in the beginning, with nothing loaded."""
+        self.rows = [list(rows) for rows in split_evenly(len(self.env_ids), len(self._failures))]  # by process
+        self._process_of = {row: p for p, rows in enumerate(self.rows) for row in rows}
+        self._loaded: list[list[int]] = [[] for _ in self.rows]  # numbers of the tasks in memory, by process
+        self._built = [0] * len(self.rows)  # tasks that each process has built since it started
+        self._task_of: dict[int, int] = {}  # number of the task of each row's last episode
+        self._num_begun, self._all_loaded = 0, False
 
     def reset_failure_count(self) -> None:
         """Start a new budget of `max_restarts` failures per process; called once per training step."""
@@ -86,20 +121,61 @@ class Fleet:
 
     def array(self, row: int, name: str) -> np.ndarray:
         """A row of a shared array, without copying; it is overwritten by the next command."""
-        p, scene = self._place[row]
-        return self._processes[p].arrays[name][scene]
+        return self._arrays[name][row]
 
     def arrays(self, row: int, prefix: str) -> dict[str, np.ndarray]:
         """The row of every shared array whose name begins with `prefix`, without copying, by the rest of its name."""
-        p, scene = self._place[row]
-        shared = self._processes[p].arrays.items()
-        return {name.removeprefix(prefix): rows[scene] for name, rows in shared if name.startswith(prefix)}
+        shared = self._arrays.items()
+        return {name.removeprefix(prefix): rows[row] for name, rows in shared if name.startswith(prefix)}
 
     def gather(self, name: str, rows: Sequence[int]) -> np.ndarray:
         """A copy of some rows of a shared array, [len(rows), ...]."""
-        if len(rows) == len(self.env_ids):
-            return np.concatenate([process.arrays[name] for process in self._processes])
-        return np.stack([self.array(row, name) for row in rows])
+        rows_in_order = len(rows) == len(self.env_ids)
+        return self._arrays[name].copy() if rows_in_order else self._arrays[name][list(rows)]
+
+    @property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        assert self._shared is not None
+        return self._shared.arrays
+
+    def place(self, reset_ids: Mapping[int, int], running: Collection[int]) -> set[int]:
+        """Move rows (row -> reset id) that are about to start an episode to processes that have its task in memory.
+
+        `running` are the rows whose episodes go on. Returns the rows of processes that died on the way.
+        """
+        if not self._routed or not reset_ids:
+            return set()
+        gone = self._load_ahead()
+        tasks = {row: task_number(reset_id) for row, reset_id in reset_ids.items()}
+        known = {task: spent / steps for task, (spent, steps) in self._spent.items()}
+        usual = sum(known.values()) / len(known) if known else 1.0
+        seconds = {task: known.get(task, usual) for task in {*tasks.values(), *self._task_of.values()}}
+        going_on = [
+            sum(seconds[self._task_of[row]] for row in rows if row in running and row not in tasks)
+            for rows in self.rows
+        ]
+        tolerated = MOST_UNEVEN if self._all_loaded else UNEVEN
+        self._process_of |= assign(tasks, seconds, self._loaded, going_on, tolerated=tolerated)
+        self._task_of |= tasks
+        self.rows = [[] for _ in self.rows]
+        for row, p in sorted(self._process_of.items()):
+            self.rows[p].append(row)
+        self._num_begun += len(tasks)
+        return gone
+
+    def _load_ahead(self) -> set[int]:
+        """Load the rest of the suite, once, where it is time to; returns the rows of processes that died meanwhile."""
+        ids = self._ids_to_load
+        if not ids or self._all_loaded or self._num_begun < len(ids):
+            return set()
+        self._all_loaded = True
+        parts = missing_copies(list(ids), self._loaded, self._max_loaded)
+        messages = {
+            self._processes[p]: {"command": "load", "reset_ids": [ids[task] for task in part]}
+            for p, part in enumerate(parts)
+            if part
+        }
+        return self._take_in(exchange(messages, self.cfg.step_deadline_s))[1]
 
     def command(
         self, command: str, work: Mapping[int, Mapping[str, Any]]
@@ -111,28 +187,42 @@ class Fleet:
         """
         scenes: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}  # by process
         for row, arguments in work.items():
-            p, scene = self._place[row]
-            scenes.setdefault(p, []).append((scene, arguments))
-        answers = exchange(
-            {self._processes[p]: {"command": command, "scenes": part} for p, part in scenes.items()},
-            self.cfg.step_deadline_s,
-        )
+            scenes.setdefault(self._process_of[row], []).append((row, arguments))
+        messages = {self._processes[p]: {"command": command, "scenes": part} for p, part in scenes.items()}
+        return self._take_in(exchange(messages, self.cfg.step_deadline_s))
+
+    def _take_in(
+        self, answers: Mapping[SimProcess, dict[str, Any] | SimulatorDiedError]
+    ) -> tuple[dict[int, dict[str, Any]], set[int]]:
+        """Read the answers to a command and start processes that died again; returns as `command`."""
         replies: dict[int, dict[str, Any]] = {}
         gone: set[int] = set()
-        for p, (process, rows) in enumerate(zip(self._processes, self.rows, strict=False)):  # no process: not started
+        for p, process in enumerate(self._processes):
             answer = answers.get(process)
             if isinstance(answer, SimulatorDiedError):
                 self._restart(p, answer)
-                gone |= set(rows)
+                gone |= set(self.rows[p])
             elif answer is not None:
-                replies |= {rows[int(scene)]: reply for scene, reply in answer["replies"].items()}
-                for scene, text in answer["failed"].items():
-                    self._count_failure(p, [rows[int(scene)]], text)
-                    gone.add(rows[int(scene)])
+                replies |= {int(row): reply for row, reply in answer["replies"].items()}
+                for row, text in answer["failed"].items():
+                    self._count_failure(p, [int(row)], text)
+                    gone.add(int(row))
+                if self._routed:
+                    self._note_times(answer["replies"])
+                    self.num_tasks_built += answer["built"] - self._built[p]
+                    self._loaded[p], self._built[p] = answer["loaded"], answer["built"]
         return replies, gone
+
+    def _note_times(self, replies: Mapping[str, dict[str, Any]]) -> None:
+        """Add up how long the steps of each task take."""
+        for row, reply in replies.items():
+            if "steps" in reply:
+                spent, steps = self._spent.get(self._task_of[int(row)], (0.0, 0))
+                self._spent[self._task_of[int(row)]] = spent + reply["seconds"], steps + reply["steps"]
 
     def _restart(self, p: int, fault: SimulatorDiedError) -> None:
         """Start a process that died again, and once more whenever that fails, up to `max_restarts` failures."""
+        self._loaded[p], self._built[p] = [], 0
         while True:
             self._count_failure(p, self.rows[p], str(fault))
             try:
@@ -147,8 +237,9 @@ class Fleet:
         self.num_restarts += 1
         playing = [text for text in map(self._playing, rows) if text]
         names = "; ".join(playing[:4]) + (f" and {len(playing) - 4} more" if len(playing) > 4 else "")
-        first, last = self.env_ids[self.rows[p][0]], self.env_ids[self.rows[p][-1]]
-        who, most = f"simulator {self.cfg.env_type!r} of envs {first}-{last}", self.cfg.max_restarts
+        envs = [self.env_ids[row] for row in self.rows[p]]
+        together = f"{envs[0]}-{envs[-1]}" if envs and envs[-1] - envs[0] < len(envs) else ", ".join(map(str, envs))
+        who, most = f"simulator {self.cfg.env_type!r} of envs {together or 'none'}", self.cfg.max_restarts
         text = f"{who} failed while playing {names or 'nothing'}: {what}"
         if self._failures[p] > most:
             raise SimulatorError(f"{text}\ngiven up after {most} restarts in one step (max_restarts)")
@@ -158,7 +249,7 @@ class Fleet:
 def scene_arrays(
     spec: EnvSpec, scenes: int, chunk_size: int, recorded: int, critic_state: bool, demonstrations: bool
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """What a process shares with its parent, name -> dtype, shape: actions in, results and observations out."""
+    """What processes share with their parent, name -> dtype, shape: actions in, results and observations out."""
     arrays: dict[str, tuple[str, tuple[int, ...]]] = {
         "actions": ("float32", (scenes, chunk_size, spec.action_dim)),
         "rewards": ("float32", (scenes, chunk_size)),

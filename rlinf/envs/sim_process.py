@@ -36,33 +36,56 @@ class SimulatorDiedError(RuntimeError):
     """One simulator process died, hung or answered nonsense; the text says which and shows what it printed last."""
 
 
+class SharedArrays:
+    """Arrays that a parent and its simulator processes share: any of them may write any row."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.offsets: dict[str, tuple[str, list[int], int]] = {}  # dtype, shape, first byte
+        size = 0
+        for key, (dtype, shape) in layout.items():
+            self.offsets[key] = (dtype, list(shape), size)
+            size += -(-math.prod(shape) * np.dtype(dtype).itemsize // 64) * 64
+        self.size = max(size, 64)
+        self.fd = os.memfd_create("rlinf")  # memory without a name: nothing is left behind
+        os.posix_fallocate(self.fd, 0, self.size)  # running out of memory later would be a bus error, not an exception
+        self.arrays = child_program.map_arrays(self.fd, self.size, self.offsets)
+
+    def close(self) -> None:
+        """Release the memory: `arrays` become invalid."""
+        self.arrays = {}  # unmapped when the last of them is gone
+        os.close(self.fd)
+
+
 class SimProcess:
-    """One simulator process with several scenes, and the arrays that parent and child share."""
+    """One simulator process with the scenes of several rows, which lie in arrays that it shares with its parent."""
 
     def __init__(
-        self, cfg: EnvConfig, options: Any, *, name: str, num_scenes: int, layout: Layout, batched: bool
+        self,
+        cfg: EnvConfig,
+        options: Any,
+        *,
+        name: str,
+        rows: Sequence[int],
+        shared: SharedArrays,
+        batched: bool,
+        routed: bool,
     ) -> None:
+        """`rows` are those it begins with; where episodes are `routed`, others follow."""
         self.name, self._simulator, self._python = name, cfg.env_type, cfg.python
         module = find_simulator(cfg.env_type)
-        offsets, size = {}, 0
-        for key, (dtype, shape) in layout.items():
-            offsets[key] = (dtype, list(shape), size)
-            size += -(-math.prod(shape) * np.dtype(dtype).itemsize // 64) * 64
-        size = max(size, 64)
-        self._fd = os.memfd_create("rlinf")  # memory without a name: nothing is left behind
-        os.posix_fallocate(self._fd, 0, size)  # running out of memory later would be a bus error, not an exception
-        self.arrays = child_program.map_arrays(self._fd, size, offsets)
+        self._fd = shared.fd
         self._process: subprocess.Popen[bytes] | None = None
         self._first_message = {
             "parent": os.getpid(),
             "module": module.__name__,
             "folder": source_folder(module),
             "options": asdict(options),
-            "num_scenes": num_scenes,
+            "rows": list(rows),
             "batched": batched,
-            "fd": self._fd,
-            "size": size,
-            "arrays": offsets,
+            "routed": routed,
+            "fd": shared.fd,
+            "size": shared.size,
+            "arrays": shared.offsets,
         }
 
     @property
@@ -143,15 +166,13 @@ class SimProcess:
             self.connection.close()
 
     def close(self) -> None:
-        """Ask the child to end, kill it if it does not, and release the shared memory: `arrays` become invalid."""
+        """Ask the child to end, and kill it if it does not."""
         if self._process is not None and self._process.poll() is None:
             self.connection.close()  # which ends it
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(CLOSE_DEADLINE_S)
         self.kill()
         self._process = None
-        self.arrays = {}  # unmapped when the last of them is gone
-        os.close(self._fd)
 
 
 def start_all(processes: Sequence[SimProcess]) -> None:

@@ -7,7 +7,6 @@ privileged state. A row is the position of an env in the batch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -64,17 +63,22 @@ class VecEnv:
             spec,
             env_ids,
             options=env_options(cfg, f"env.{mode}"),
-            num_processes=min(self.num_envs, cfg.num_processes or os.cpu_count() or 1),
             chunk_size=chunk_size,
             playing=lambda row: self._episodes[row].title(),
             num_recorded=self._num_recorded,
             critic_state=critic_state,
+            load_ahead=mode == "train",
         )
 
     @property
     def num_restarts(self) -> int:
         """Failures of simulators since the start, each of which cost a restart."""
         return self._fleet.num_restarts
+
+    @property
+    def num_tasks_built(self) -> int:
+        """Tasks that simulators have loaded since the start, where the simulator keeps tasks in memory."""
+        return self._fleet.num_tasks_built
 
     @property
     def done(self) -> bool:
@@ -189,7 +193,8 @@ class VecEnv:
         self._begun = saved["begun"]
         self._episodes = [Episode.from_json(e) for e in saved["episodes"]]
         work = {int(row): {"state": state} for row, state in saved["scenes"].items()}
-        _, gone = self._fleet.command("set_state", work)
+        gone = self._fleet.place({row: self._episodes[row].reset_id for row in work}, ())
+        gone |= self._fleet.command("set_state", work)[1]
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was restored")
         return EnvStep.start(self._observation(), self.chunk_size)
@@ -263,10 +268,12 @@ class VecEnv:
                     continue
                 self._episodes[row] = episode.next(number, self._ids.pick(episode.env_id, number))
                 work[row] = {"reset_id": self._episodes[row].reset_id}
+            running = {row for row, episode in enumerate(self._episodes) if not episode.waiting}
+            gone_before = self._fleet.place({row: w["reset_id"] for row, w in work.items()}, running) - work.keys()
             replies, gone = self._fleet.command("reset", work)
             for row, reply in replies.items():
                 self._episodes[row].task, self._episodes[row].description = reply["task"], reply["description"]
-            pending = self._lose(gone)
+            pending = self._lose(gone | gone_before)
             lost |= pending - wanted
         return lost
 

@@ -151,6 +151,7 @@ _ENV = (
     *_episode_rows("env", "training episodes that ended in this step"),
     Metric("env/steps", "steps", "simulator steps taken", "sum"),
     Metric("env/restarts", "count", "simulator processes restarted since the run began", "sum"),
+    Metric("env/tasks_built", "count", "simulator tasks loaded into memory by training rollouts", "sum"),
 )
 
 _EVAL = (

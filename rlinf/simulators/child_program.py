@@ -51,23 +51,32 @@ from rlinf.simulators import contract  # noqa: E402
 
 
 class Worker:
-    """Executes the parent's commands on scenes that are stepped one by one."""
+    """Executes the parent's commands on scenes that are stepped one by one; a scene is known by its row."""
 
-    def __init__(self, module: Any, options: Any, num_scenes: int, arrays: Arrays, parent: Connection) -> None:
-        self.module, self.options, self.arrays, self.parent = module, options, arrays, parent
-        self.scenes: list[contract.Simulator] = [module.Scene(options) for _ in range(num_scenes)]
+    def __init__(
+        self, module: Any, options: Any, rows: contract.Rows, arrays: Arrays, parent: Connection, *, routed: bool
+    ) -> None:
+        self.module, self.options, self.arrays, self.parent, self.routed = module, options, arrays, parent, routed
+        self.scenes: dict[int, contract.Simulator] = {row: module.Scene(options) for row in rows}
         self.experts: dict[int, tuple[contract.Expert, np.random.Generator]] = {}  # by scene, with its noise
         self.drawn: dict[int, Callable[[], np.ndarray]] = {}  # images of this command that are still to be fetched
 
     def run(self, message: dict[str, Any]) -> Reply:
         """Execute one command on several scenes; a scene that raises is rebuilt and reported, the others go on."""
+        if message["command"] == "load":
+            self.load(message["reset_ids"])
+            return self._answer({}, {})
         command = getattr(self, message["command"])
         replies: dict[str, Reply] = {}
         failed: dict[str, str] = {}
         heard = time.monotonic()
         for scene, arguments in message["scenes"]:
+            if scene not in self.scenes:  # a row that another process played so far
+                self.scenes[scene] = self.module.Scene(self.options)
+            began = time.monotonic()
             try:
                 replies[str(scene)] = command(scene, **arguments)
+                replies[str(scene)]["seconds"] = time.monotonic() - began
             except Exception as error:
                 failed[str(scene)] = error_text(error)
                 self.drawn.pop(scene, None)
@@ -76,10 +85,29 @@ class Worker:
             if time.monotonic() - heard > SIGN_OF_LIFE_S:
                 send(self.parent, {"progress": scene})
                 heard = time.monotonic()
+        began = time.monotonic()
         for scene, fetch in self.drawn.items():  # a GPU hands them over together
             self.arrays["images"][scene] = fetch()
         self.drawn.clear()
-        return {"replies": replies, "failed": failed}
+        for reply in replies.values():
+            reply["seconds"] += (time.monotonic() - began) / len(replies)
+        return self._answer(replies, failed)
+
+    def _answer(self, replies: dict[str, Reply], failed: dict[str, str]) -> Reply:
+        """The answer to a command: by scene, and the tasks in memory where the parent goes by them."""
+        answer: Reply = {"replies": replies, "failed": failed}
+        if self.routed:
+            answer["loaded"], answer["built"] = self.module.loaded_tasks()
+        return answer
+
+    def load(self, reset_ids: Sequence[int]) -> None:
+        """Load the tasks of these ids, in a scene of no row."""
+        spare: contract.Simulator = self.module.Scene(self.options)
+        for reset_id in reset_ids:
+            spare.reset(reset_id)
+            spare.observe()  # what draws is loaded with the first image
+            send(self.parent, {"progress": reset_id})
+        spare.close()
 
     def reset(self, scene: int, reset_id: int) -> Reply:
         """Start the episode `reset_id` and observe it."""
@@ -105,11 +133,15 @@ class Worker:
         if scene not in self.experts:
             self.experts[scene] = self.module.Expert(self.options), np.random.default_rng(noise_seed)
         expert, rng = self.experts[scene]
+        drawn: dict[int, Callable[[], np.ndarray]] = {}  # images by step, fetched together
         for i in range(steps):
             seen = sim.observe() if "demo_images" in arrays else None
             action = np.clip(expert.act(sim), -1, 1).astype(np.float32)
             if seen is not None:
-                share_observation(arrays, (scene, i), {**seen, "images": fetched(seen)}, "demo_")
+                images: Any = seen["images"]
+                if callable(images):
+                    drawn[i], images = images, None
+                share_observation(arrays, (scene, i), {**seen, "images": images}, "demo_")
                 noise = rng.standard_normal(action.shape).astype(np.float32)
                 arrays["demo_labels"][scene, i] = action
                 action = np.clip(action + np.float32(noise_std) * noise, -1, 1)
@@ -120,7 +152,10 @@ class Worker:
             whole.frames += one.frames
             if stop and (one.success[0] or one.done[0]):
                 break
-        return share_result(arrays, scene, whole) | self._observe(scene)
+        for i, fetch in drawn.items():
+            arrays["demo_images"][scene, i] = fetch()
+        result = share_result(arrays, scene, whole)
+        return result if "demo_images" in arrays else result | self._observe(scene)
 
     def get_state(self, scene: int) -> Reply:
         """The scene's running episode."""
@@ -133,7 +168,7 @@ class Worker:
 
     def close(self) -> None:
         """Free what the scenes hold."""
-        for scene in self.scenes:
+        for scene in self.scenes.values():
             scene.close()
 
     def _observe(self, scene: int) -> Reply:
@@ -200,11 +235,11 @@ def make_worker(message: dict[str, Any], parent: Connection) -> Worker | BatchWo
     if message["folder"] is not None:
         sys.path.append(message["folder"])
     module: Any = importlib.import_module(message["module"])
-    options, num_scenes = module.Options(**message["options"]), message["num_scenes"]
+    options, rows = module.Options(**message["options"]), message["rows"]
     arrays = map_arrays(message["fd"], message["size"], message["arrays"])
     if message["batched"]:
-        return BatchWorker(module.Batch(options, num_scenes), arrays)
-    return Worker(module, options, num_scenes, arrays, parent)
+        return BatchWorker(module.Batch(options, len(rows)), arrays)
+    return Worker(module, options, rows, arrays, parent, routed=message["routed"])
 
 
 def share_result(arrays: Arrays, scene: int, result: contract.ChunkResult) -> Reply:

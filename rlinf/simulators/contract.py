@@ -9,6 +9,8 @@ A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, 
 - `Scene(options)`, a `Simulator`;
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
 - `Expert(options)`, an `Expert`, where scripted demonstrations exist;
+- `loaded_tasks()`, where `spec(options).loaded_task_bytes` is set: called in the simulator's process, it returns the
+  numbers of the tasks in memory and how many were built since the process began; `Options` then has max_loaded_tasks;
 - `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts.
 `task_suite_name` is one name for all of these. Of a list in the block, `spec` is asked name by name and rlinf joins the
 answers; `Scene`, `Batch`, `Expert` and `check_setup` get the options of the first name and must do for the reset ids of
@@ -41,6 +43,11 @@ class AbsentError(SetupError):
 
 
 TASK_STRIDE = 1_000_000  # reset id = task number * TASK_STRIDE + layout seed
+
+
+def task_number(reset_id: int) -> int:
+    """The number of the task that a reset id of an IdGrid belongs to."""
+    return reset_id // TASK_STRIDE
 
 
 class ComputedIds(Sequence[int], ABC):
@@ -157,6 +164,7 @@ class EnvSpec:
     critic_state_dim: int = 0  # K: columns of the simulator's privileged state, for a critic; 0: it tells none
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
+    loaded_task_bytes: int = 0  # memory of a task, where a process keeps some: episodes then go where theirs is loaded
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
     balanced: bool = False  # tasks get equal or weighted shares of the episodes; set by rlinf for lists and weights
 
@@ -190,8 +198,8 @@ class SceneObservation(TypedDict):
     """What a scene shows after a reset or a chunk."""
 
     images: Array | Callable[[], Array]
-    """u8 [H, W, 3] of the main camera, or a function that returns them: it is called after the other scenes of the
-    process were observed, so that a GPU draws them all before the first is fetched."""
+    """u8 [H, W, 3] of the main camera, or a function that returns what it saw: it is called after the other scenes of
+    the process were observed, or an expert took further steps, so that a GPU draws all images before one is fetched."""
     wrist_images: Array | None  # u8 [N, h, w, 3]
     states: Array | None  # f32 [S]
     task_description: str  # the instruction; it may change during an episode

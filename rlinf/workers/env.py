@@ -26,6 +26,7 @@ class EnvWorker(Worker):
         self._envs: dict[tuple[Mode, int], VecEnv] = {}
         self._last: dict[tuple[Mode, int], EnvStep] = {}  # where the envs of a mode and stage stand
         self._episodes: list[EpisodeRecord] = []
+        self._tasks_built = 0  # for training episodes, until `drain_counts` was last called
         runner = self.cfg.runner
         if not runner.only_eval:
             check_setup(self.cfg.env.train, "env.train")
@@ -67,9 +68,11 @@ class EnvWorker(Worker):
         episodes, self._episodes = self._episodes, []
         return sorted(episodes, key=lambda e: e.env_id)
 
-    def num_restarts(self) -> int:
-        """Simulator processes restarted so far."""
-        return sum(env.num_restarts for env in self._envs.values())
+    def drain_counts(self) -> dict[str, float]:
+        """Simulator processes restarted so far, and tasks built for training episodes since the last call."""
+        built = sum(env.num_tasks_built for env in self._train_envs.values())
+        new, self._tasks_built = built - self._tasks_built, built
+        return {"env/restarts": sum(env.num_restarts for env in self._envs.values()), "env/tasks_built": new}
 
     def release(self, *, mode: Mode) -> None:
         """Close the simulators of `mode`, their videos included; the next rollout starts them again."""

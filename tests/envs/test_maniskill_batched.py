@@ -90,10 +90,9 @@ def batch_of(env: DriftingEnv) -> Batch:
 class LocalProcess:
     """A simulator process that is none: the child's commands on a batch of doubles, and messages still as JSON."""
 
-    def __init__(self, *_: Any, num_scenes: int, layout: fleet.Mapping[str, Any], **__: Any) -> None:
-        self.arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in layout.items()}
-        self.env = DriftingEnv(num_scenes)
-        self.worker = BatchWorker(batch_of(self.env), self.arrays)
+    def __init__(self, *_: Any, shared: fleet.SharedArrays, **__: Any) -> None:
+        self.env = DriftingEnv(NUM_ENVS)  # the process plays some of the rows
+        self.worker = BatchWorker(batch_of(self.env), shared.arrays)
 
     def close(self) -> None:
         self.worker.close()

@@ -159,24 +159,41 @@ def test_experts_succeed_and_labels_are_clean(demos: list[Demo]) -> None:
 
 
 def test_images_drawn_side_by_side() -> None:
-    """What a GPU does with the scenes of a process: drawn on one sheet, fetched together, as if drawn alone."""
-    from rlinf.simulators.metaworld.renderer import Renderer
+    """What a GPU does with the scenes of a process: drawn on one sheet, of all tasks, fetched together, as if alone."""
+    from rlinf.simulators.metaworld.renderer import Canvas, Renderer
 
-    played = scene("handle-press-side-v3", 4)
-    world, options = played.world(), played.options
-    alone, sheets = Renderer(world.model, options, 1), Renderer(world.model, options, 2)
+    played = [scene("handle-press-side-v3", 4, render="exact"), scene("hammer-v3", 4, render="exact")]
+    vis = played[0].world().model.vis
+    vis.quality.shadowsize = 256  # software takes its time for 4096
+    alone, sheets = (Canvas(played[0].options, vis, across) for across in (1, 2))
+    renderers = {c: [Renderer(s.world().model, s.options, c) for s in played] for c in (alone, sheets)}
     wanted, drawn = [], []
     for i in range(7):  # one sheet full, the next begun
-        played.step_chunk(actions(i), stop_on_success=False, record=False)
-        wanted.append(alone.draw(world.data)())
-        drawn.append(sheets.draw(world.data))
-    sheets.close()  # a world may be freed while its images are still to be fetched
+        task, world = i % 2, played[i % 2].world()
+        played[task].step_chunk(actions(i), stop_on_success=False, record=False)
+        wanted.append(renderers[alone][task].draw(world.data)())
+        drawn.append(renderers[sheets][task].draw(world.data))
+    for renderer in [*renderers[alone], *renderers[sheets]]:
+        renderer.close()  # a world may be freed while its images are still to be fetched
     images = [fetch() for fetch in drawn]
     alone.close()
-    played.close()
-    for one, other in zip(wanted, images, strict=True):
-        assert np.mean(one == other) > 0.999  # software rasters an edge pixel differently at another place
+    sheets.close()
+    for s in played:
+        s.close()
+    assert all(np.array_equal(one, other) for one, other in zip(wanted, images, strict=True))
     assert len({pixels.tobytes() for pixels in images}) == 7
+
+
+def test_the_last_image_of_a_film_is_what_the_policy_sees() -> None:
+    filmed, other = scene("handle-press-side-v3", 4), scene("handle-press-side-v3", 4)
+    result = filmed.step_chunk(actions(1), stop_on_success=False, record=True)
+    other.step_chunk(actions(1), stop_on_success=False, record=False)
+    assert filmed.observe()["images"] is result.frames[-1]  # not drawn again
+    assert np.array_equal(result.frames[-1], image(other))
+    filmed.step_chunk(actions(2), stop_on_success=False, record=False)
+    assert not np.array_equal(image(filmed), result.frames[-1])
+    filmed.close()
+    other.close()
 
 
 def test_a_process_fetches_images_after_all_scenes_were_observed() -> None:

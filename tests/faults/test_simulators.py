@@ -145,7 +145,7 @@ def test_a_demonstration_whose_simulator_dies_is_played_again(tmp_path: Path, fa
         cfg = EnvConfig(env_type="toy", num_processes=2, init_params=params)
         with DemoPlayer(cfg, env_spec(cfg)) as player:
             played.append(list(player.play(jobs)))
-            assert player._fleet.num_restarts == (2 if params else 0)
+            assert player.num_restarts == (2 if params else 0)
     for calm, faulty in zip(*played, strict=True):
         assert (calm.job, calm.task, calm.description, calm.success) == (
             faulty.job,

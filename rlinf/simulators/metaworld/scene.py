@@ -26,13 +26,14 @@ class Scene(ReplayScene):
         self._worlds.num_scenes += 1
         self._world: TaskWorld | None = None  # where this scene played last
         self._saved: Snapshot | None = None  # the episode, while another scene holds that world
+        self._filmed: Array | None = None  # the image of the last step, where a video shows it
 
     def start(self, reset_id: int) -> None:
         """Build the layout of the id and let it settle."""
         number, layout = divmod(reset_id, TASK_STRIDE)
         self._task = all_tasks()[number]
         self._leave()
-        self._saved = None
+        self._saved = self._filmed = None
         self.world().reset(layout)
 
     def task(self) -> str:
@@ -58,18 +59,20 @@ class Scene(ReplayScene):
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
         """The reward level is MetaWorld's success flag."""
+        self._filmed = None
         success = self.world().step(action)
         return float(success), success, False
 
     def frame(self) -> Array:
         """The camera image u8 [size, size, 3]."""
-        return self.world().draw()()
+        self._filmed = self.world().draw()()
+        return self._filmed
 
     def observe(self) -> SceneObservation:
         """The camera, hand position and gripper opening, the sentence, and the full state for a critic."""
         world = self.world()
         return {
-            "images": world.draw(),
+            "images": world.draw() if self._filmed is None else self._filmed,
             "wrist_images": None,
             "states": world.obs[:4].astype(np.float32),
             "task_description": task_table()["descriptions"][self._task],
@@ -87,3 +90,10 @@ class Scene(ReplayScene):
         """Hold the world no longer."""
         if self._world is not None and self._world.holder is self:
             self._world.holder = None
+
+
+def loaded_tasks() -> tuple[list[int], int]:
+    """Numbers of the tasks that this process has in memory, and how many it has built since it began."""
+    from rlinf.simulators.metaworld.world import WORLDS
+
+    return WORLDS.numbers(), WORLDS.num_built

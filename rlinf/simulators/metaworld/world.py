@@ -1,6 +1,6 @@
 """One MetaWorld task in memory: its environment object and its renderer, which scenes hold in turns.
 
-A MjModel with its meshes costs tens of megabytes and a GL context over a hundred: a process keeps one world per task.
+A MjModel with its meshes costs about 25 MB and its copy for drawing 40: a process keeps one world per task.
 The episode of a scene that does not hold its world is a `Snapshot` of a few kilobytes. Imports MuJoCo, so only `Scene`
 imports this file.
 """
@@ -8,6 +8,7 @@ imports this file.
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from metaworld import ALL_V3_ENVIRONMENTS
 from metaworld.policies import ENV_POLICY_MAP
 
 from rlinf.simulators.contract import Array
-from rlinf.simulators.metaworld.renderer import CAMERA, Renderer
+from rlinf.simulators.metaworld.renderer import CAMERA, Renderer, canvas_for, close_canvases
 from rlinf.simulators.metaworld.scene import Scene
 from rlinf.simulators.metaworld.suite import Options
 from rlinf.simulators.metaworld.tasks import all_tasks
@@ -107,11 +108,12 @@ class TaskWorld:
     def draw(self) -> Callable[[], Array]:
         """Draw the camera image; the function returns it, u8 [size, size, 3]."""
         if self._renderer is None:
-            self._renderer = Renderer(self.model, self.options)
+            canvas = canvas_for(self.options, self.model.vis)
+            self._renderer = Renderer(self.model, self.options, canvas)
         return self._renderer.draw(self.data)
 
     def close(self) -> None:
-        """Free the GL context and the model."""
+        """Free what is drawn with, and the model."""
         if self._renderer is not None:
             self._renderer.close()
         self.env.close()
@@ -153,6 +155,11 @@ class TaskWorlds:
     def __init__(self) -> None:
         self._worlds: OrderedDict[tuple[str, Options], TaskWorld] = OrderedDict()
         self.num_scenes = 0
+        self.num_built = 0  # since the process began
+
+    def numbers(self) -> list[int]:
+        """Numbers of the tasks in memory, the least recently used first."""
+        return [world.number for world in self._worlds.values()]
 
     def get(self, task: str, options: Options) -> TaskWorld:
         """The world of a task, built when it is not in memory."""
@@ -166,6 +173,8 @@ class TaskWorlds:
                 oldest.close()
             self._worlds[key] = TaskWorld(task, options)
             self._worlds[key].reset(0)  # defines every attribute an episode may bring along
+            self.num_built += 1
+            ctypes.CDLL(None).malloc_trim(0)  # what the compiler of the model used: as much again as the model
         self._worlds.move_to_end(key)
         return self._worlds[key]
 
@@ -174,6 +183,7 @@ class TaskWorlds:
         for world in self._worlds.values():
             world.close()
         self._worlds.clear()
+        close_canvases()
 
 
 WORLDS = TaskWorlds()
