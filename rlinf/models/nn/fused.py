@@ -22,7 +22,6 @@ from torch.utils._triton import has_triton  # no public name tells whether Trito
 Tensor = torch.Tensor
 FEW_ROWS = 128  # queries per head for which `attend` has its own kernel at any batch size
 SOME_ROWS = 512  # queries per head for which it is used while its blocks are few
-GRADIENTS = {"norm": "Norm", "add_norm": "AddNorm", "gated": "Gated"}  # of kernels: the classes in `gradients`
 PRODUCT_ROWS = 64  # of all batch rows together: up to here a product takes as long as reading its weights
 FEW_BLOCKS = 64  # blocks of 64 queries, over all rows and heads, that would leave half of a GPU's processors idle
 
@@ -97,7 +96,7 @@ def rope(
     cos, sin = angles
     if _kernels_for(q) and _wants_gradient(q, k, v):
         assert room is None
-        return _with_gradient("Rope")(q, k, v, cos, sin, head_dim)
+        return _with_gradient("rope")(q, k, v, cos, sin, head_dim)
     if _kernels_for(q):
         if room is None:
             shape = (q.shape[0], k.shape[2] // head_dim, q.shape[1], head_dim)
@@ -240,12 +239,12 @@ def _kernel(name: str) -> Callable[..., Any]:
 
 
 def _with_gradient(name: str) -> Callable[..., Any]:
-    return getattr(importlib.import_module("rlinf.models.nn.gradients"), name).apply
+    return importlib.import_module("rlinf.models.nn.gradients").FUNCTIONS[name].apply
 
 
 def _run(name: str, formula: Callable[..., Any], x: Tensor, *more: Any) -> Any:
     if not _kernels_for(x):
         return formula(x, *more)
     if _wants_gradient(x, *more):
-        return _with_gradient(GRADIENTS[name])(x, *more)
+        return _with_gradient(name)(x, *more)
     return _kernel(name)(x, *more)

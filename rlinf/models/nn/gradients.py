@@ -310,3 +310,6 @@ def _rope_gradient(
         TURNED=turned, HEADS=heads, HEADS_UP=up(heads), HALF_UP=up(head_dim // 2), num_warps=4,
     )  # fmt: skip
     return out
+
+
+FUNCTIONS = {"norm": Norm, "add_norm": AddNorm, "gated": Gated, "rope": Rope}  # by the name in `kernels`
