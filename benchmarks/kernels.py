@@ -86,10 +86,15 @@ def measure_few_rows(rows: int, table: Table) -> None:
     from rlinf.models.nn import few_rows
     from rlinf.models.nn.few_rows import Stream, Tile
 
-    few = rows <= few_rows.NORM_ROWS
-    paired = [Tile(32, warps=8), Tile(16, warps=8, stages=3), Tile(32, inner=64, warps=8, stages=3)]
+    few = rows <= few_rows.FEWEST
+    paired = [Tile(32), Tile(16), Tile(32, inner=64, stages=5), Tile(16, inner=256, stages=3)]
     wide = [Tile(32), Tile(16), Tile(32, inner=64, stages=5), Tile(32, warps=8)]
-    split = [Tile(16, 256, split=2), Tile(16, 256, split=4, stages=3), Tile(16, 128, split=2), Tile(16, 256, split=1)]
+    split = [Tile(16, 256, split=4, stages=3), Tile(16, 256, split=8, stages=2), Tile(16, 128, split=4)]
+        Tile(16, 256, split=4, stages=3),
+        Tile(16, 256, split=8, stages=2),
+        Tile(16, 128, split=4),
+        Tile(16, 256, split=2),
+    ]
     halves = [Tile(32, split=4), Tile(16, split=2), Tile(32, split=8), Tile(32, 64, split=4, stages=5)]
     weights = {
         name: [(randn(*shape, seed=i) / shape[1] ** 0.5).bfloat16() for i in range(DEPTH)]
@@ -192,8 +197,6 @@ def measure_blocks(rows: int, table: Table) -> None:
     call, many = prepared(), fused.PRODUCT_ROWS
     settings: dict[str, dict[str, Any]] = {
         "as chosen": {},
-        "norms of their own": {"NORM_ROWS": 0},
-        "weights not asked for ahead": {"PREFETCH": False},
         "kernels start early": {"EARLY": True},
     }
     fused.PRODUCT_ROWS = 0

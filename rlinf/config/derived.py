@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -70,8 +71,8 @@ def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
         devices = [cfg.cluster.virtual_devices or visible_accelerators()] * cfg.cluster.num_nodes
     if len(devices) != cfg.cluster.num_nodes:
         raise UserError(f"cluster.num_nodes={cfg.cluster.num_nodes}, but {len(devices)} nodes are present")
-    stages = cfg.rollout.pipeline_stage_num
     slots = place_components(cfg.cluster.component_placement, devices, cfg.cluster.node_groups)
+    stages = _pipeline_stages(cfg, slots)
     plan = Plan(
         env=slots["env"],
         rollout=slots["rollout"],
@@ -88,6 +89,18 @@ def make_plan(cfg: Config, devices: Sequence[int] | None = None) -> Plan:
     }
     offload = frozenset(a for a in COMPONENTS if wanted[a] and any(plan.overlaps(a, b) for b in COMPONENTS if b != a))
     return replace(plan, offload=frozenset() if plan.actors_apart else offload)  # all work at the same time
+
+
+def _pipeline_stages(cfg: Config, slots: Mapping[str, tuple[Slot, ...]]) -> int:
+    """Shares of the envs that are simulated in turn: as configured, or two where they can overlap with the policy."""
+    wanted, train = cfg.rollout.pipeline_stage_num, cfg.env.train
+    if wanted != "auto":
+        return wanted
+    accelerated = not cfg.cluster.virtual_devices and all(slot.devices for slot in slots["rollout"])
+    if cfg.runner.only_eval or cfg.compat is not None or not accelerated or env_spec(train).batched:
+        return 1
+    halves = 2 * math.lcm(len(slots["env"]), len(slots["rollout"])) * train.group_size
+    return 2 if train.total_num_envs % halves == 0 else 1
 
 
 def _rolls_out_beside_updates(cfg: Config) -> bool:

@@ -138,8 +138,9 @@ class RolloutConfig:
     enable_offload: bool = False
     """Weights wait in pinned host memory while others work on the same accelerators; those shared with an actor of the
     same process stay."""
-    pipeline_stage_num: Count = 1
-    """Env batches alternated so that simulators and policy overlap."""
+    pipeline_stage_num: Literal["auto"] | Count = "auto"
+    """Env batches alternated so that simulators and policy overlap. auto: 2 where the policy has an accelerator, the
+    simulators run on the host's cores and the envs can be halved; else 1."""
     prefix_cache_bytes: Literal["auto"] | ZeroOrMore = "auto"
     """Device memory, shared by the ranks on it, for the prefixes that train_expert_only updates use again. auto: what
     is free after weights, optimiser, experience and the activations of the last update."""
