@@ -58,6 +58,7 @@ class VecEnv:
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
         self._finished: list[EpisodeRecord] = []  # episodes that ended and were not handed out yet
         self._begun = False
+        self._anew = False  # `state` began episodes that nobody has seen the start of
         self._offloaded: dict[str, Any] | None = None  # `state()`, while the processes are ended
         self._fleet = Fleet(
             cfg,
@@ -164,18 +165,30 @@ class VecEnv:
         self._fleet.reset_failure_count()
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to continue bit for bit, as JSON."""
+        """Everything needed to continue bit for bit, as JSON; episodes whose simulator dies meanwhile begin anew."""
         if self._offloaded is not None:
             return self._offloaded
-        rows = [row for row, e in enumerate(self._episodes) if e.loaded]
-        replies, gone = self._fleet.command("get_state", {row: {} for row in rows})
-        if gone:
-            raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was saved")
+        while True:
+            rows = [row for row, e in enumerate(self._episodes) if e.loaded]
+            replies, gone = self._fleet.command("get_state", {row: {} for row in rows})
+            if not gone:
+                break
+            self._begin_episodes(self._lose(gone))
+            self._anew = True
         return {
             "begun": self._begun,
             "episodes": [e.to_json() for e in self._episodes],
             "scenes": {str(row): reply["state"] for row, reply in replies.items()},
         }
+
+    def start(self) -> EnvStep:
+        """The observation that the envs stand at, as the start of a rollout."""
+        return EnvStep.start(self._observation(), self.chunk_size)
+
+    def began_anew(self) -> bool:
+        """Whether `state` had to begin episodes anew since the last call: `start` tells where they stand."""
+        anew, self._anew = self._anew, False
+        return anew
 
     def load_state(self, saved: Mapping[str, Any]) -> EnvStep:
         """Continue from `state()`; returns the observation the envs stand at."""
@@ -192,7 +205,7 @@ class VecEnv:
         _, gone = self._fleet.command("set_state", work)
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was restored")
-        return EnvStep.start(self._observation(), self.chunk_size)
+        return self.start()
 
     def offload(self) -> None:
         """Remember where the envs stand and end the simulator processes."""
