@@ -21,7 +21,7 @@ from rlinf.errors import UserError
 from rlinf.metrics.episode_summary import evaluation_metrics, summarise
 from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
 from rlinf.metrics.run_log import RunListener
-from rlinf.placement.plan import Plan
+from rlinf.placement.plan import Mode, Plan
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
 from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint, read_progress
@@ -57,6 +57,7 @@ class Runner:
     def train(self) -> None:
         """Run every remaining step, with evaluations and checkpoints where they are due."""
         self.resume()
+        self.start_simulators("train")
         self.watch.start(self.global_step, self.total_steps)
         self.times, self.bytes = {}, dict.fromkeys(self.bytes, 0)
         with self._stop_on_signals():
@@ -180,6 +181,11 @@ class Runner:
             self.copies_behind = math.inf
         self.cluster.get(self.env.call("load_state", saved["env"]))
         self.global_step = self.saved_step = saved["step"]
+
+    def start_simulators(self, mode: Mode) -> None:
+        """Start the simulators of a mode before anything is written; those that offload wait for the first rollout."""
+        if "env" not in self.plan.offload:
+            self.cluster.get(self.env.call("start_simulators", mode=mode))
 
     def close(self) -> None:
         """End all workers and close the logs."""

@@ -22,7 +22,7 @@ from rlinf.metrics.run_log import RunListener, RunLog, record_run
 from rlinf.placement.plan import Plan
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner
-from rlinf.storage.run_folder import locked, remove_if_empty
+from rlinf.storage.run_folder import locked
 from rlinf.storage.step_checkpoint import step_of
 from rlinf.workers.env import check_simulators
 
@@ -76,6 +76,7 @@ def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
         runner = Runner(cfg, make_plan(cfg), watch=log)
         try:
             runner.global_step = step_of(cfg.runner.ckpt_path)
+            runner.start_simulators("eval")
             log.start_evaluation(runner.global_step)
             metrics = runner.evaluate_only()
             log.log_evaluation(runner.global_step, metrics)
@@ -126,8 +127,7 @@ def sft_log(cfg: Config) -> Iterator[Callable[[int, dict[str, float]], None]]:
     """What logs steps to <log_path>/sft; nothing is written there before the first."""
     with ExitStack() as stack:
         if TIME in cfg.runner.logger.log_path:
-            cfg = in_folder(cfg, new_folder(cfg.runner.logger.log_path))
-            stack.callback(remove_if_empty, Path(cfg.runner.logger.log_path))
+            cfg = in_folder(cfg, stack.enter_context(new_folder(cfg.runner.logger.log_path)))
         cfg = in_folder(with_id(cfg, None), Path(cfg.runner.logger.log_path) / "sft")
         stack.enter_context(locked(Path(cfg.runner.logger.log_path), logger.warning))
 

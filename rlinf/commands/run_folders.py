@@ -24,6 +24,7 @@ from rlinf.storage.run_folder import (
     locked,
     new_run_id,
     read_record,
+    remove_if_empty,
 )
 from rlinf.storage.step_checkpoint import config_hash, numbered, settings
 
@@ -45,15 +46,12 @@ def training_folder(cfg: Config) -> Iterator[Config]:
             stack.enter_context(locked(Path(path), logger.warning))
             record = _owner(cfg, Path(path))
         elif wanted == "auto":
-            folder, record = _continue_newest(cfg, stack) or (new_folder(path), None)
+            folder, record = _continue_newest(cfg, stack) or (stack.enter_context(new_folder(path)), None)
             if record is None:
                 logger.warning("runner.resume_dir=auto finds no unfinished run of these settings; %s is new", folder)
-                stack.enter_context(locked(folder, logger.warning))
             cfg = in_folder(cfg, folder)
         else:
-            cfg = in_folder(cfg, new_folder(path))
-            stack.enter_context(locked(Path(cfg.runner.logger.log_path), logger.warning))
-            record = None
+            cfg, record = in_folder(cfg, stack.enter_context(new_folder(path))), None
         yield with_id(cfg, record.id if record is not None else None)
 
 
@@ -62,7 +60,8 @@ def evaluation_folder(cfg: Config) -> Iterator[Config]:
     """The same for an evaluation, which may also add to the folder of a run, or of evaluations, of the same recipe."""
     with ExitStack() as stack:
         if TIME in cfg.runner.logger.log_path:
-            cfg = in_folder(cfg, new_folder(cfg.runner.logger.log_path))
+            yield with_id(in_folder(cfg, stack.enter_context(new_folder(cfg.runner.logger.log_path))), None)
+            return
         folder, name = Path(cfg.runner.logger.log_path), cfg.runner.logger.experiment_name
         record = read_record(folder)
         if record is None and holds_results(folder):
@@ -94,8 +93,12 @@ def in_folder(cfg: Config, folder: Path | str) -> Config:
     return moved(cfg)
 
 
-def new_folder(template: str) -> Path:
-    """A folder that did not exist, with the time in place of `<time>`; numbered where two runs begin in one second."""
+@contextmanager
+def new_folder(template: str) -> Iterator[Path]:
+    """A folder that did not exist, with the time in place of `<time>`, locked for the block; removed if it stays empty.
+
+    It is numbered where two runs begin in one second.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in itertools.count(1):
         folder = Path(template.replace(TIME, stamp if number == 1 else f"{stamp}-{number}"))
@@ -105,8 +108,12 @@ def new_folder(template: str) -> Path:
             continue
         except OSError as error:
             raise UserError(f"runner.logger.log_path={folder} cannot be written: {error.strerror}") from error
-        return folder
-    raise AssertionError
+        break
+    try:
+        with locked(folder, logger.warning):
+            yield folder
+    finally:
+        remove_if_empty(folder)
 
 
 def with_id(cfg: Config, run_id: str | None) -> Config:

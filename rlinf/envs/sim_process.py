@@ -81,7 +81,7 @@ class SimProcess:
                 raise UserError(f"python={self._python!r} of simulator {self._simulator!r} is not an executable file")
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self.connection, child_end = Pipe()
-        # A child does not get the signals that a cluster sends to all processes at once: its state is still to be saved.
+        # A child does not get the signals that clusters send to all processes at once: its state is still to be saved.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
         try:
             self._process = subprocess.Popen(

@@ -87,7 +87,7 @@ class VecEnv:
 
         `new_step`: as `begin_step`; a further rollout of the same training step has the same budget of failures.
         """
-        self._start()
+        self.open()
         if new_step:
             self.begin_step()
         self.flush_video()
@@ -198,7 +198,7 @@ class VecEnv:
                 "keep env.train.total_num_envs and rollout.pipeline_stage_num, or start from runner.ckpt_path"
             )
         self._offloaded = None
-        self._start()
+        self.open()
         self._begun = saved["begun"]
         self._episodes = [Episode.from_json(e) for e in saved["episodes"]]
         work = {int(row): {"state": state} for row, state in saved["scenes"].items()}
@@ -229,7 +229,7 @@ class VecEnv:
         self._offloaded = None
         self._stop()
 
-    def _start(self) -> None:
+    def open(self) -> None:
         """Have the simulators running, with the episodes they held when they were offloaded."""
         self.onload()
         self._fleet.start()

@@ -97,9 +97,9 @@ def locked(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
     """Be the only one who writes to a folder for the block, or raise FolderInUseError naming who does.
 
     The kernel gives the lock back when its holder dies, however that happens; what a dead process of this machine left
-    is taken over. A folder that the block leaves empty is removed.
+    is taken over. A folder that is made here and left empty is removed.
     """
-    path = folder / LOCK
+    path, new = folder / LOCK, not folder.exists()
     try:
         make_folder(folder)
         descriptor = _acquire(path, warn)
@@ -112,7 +112,8 @@ def locked(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
-        remove_if_empty(folder)
+        if new:
+            remove_if_empty(folder)
 
 
 def remove_if_empty(folder: Path) -> None:

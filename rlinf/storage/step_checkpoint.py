@@ -182,8 +182,11 @@ def find_resume(
 
 def read_progress(folder: Path) -> dict[str, Any]:
     """runner.json of a checkpoint: its step, and the env states by rank."""
+    path = folder / "runner.json"
+    if not path.is_file():
+        raise UserError(f"checkpoint {folder}: runner.json is missing")
     try:
-        progress = json.loads((folder / "runner.json").read_text())
+        progress = json.loads(path.read_text())
         if progress["step"] != step_of(folder.name) or not isinstance(progress["env"], list):
             raise ValueError("its step is another, or it has no env states")
     except (OSError, ValueError, KeyError, TypeError) as error:

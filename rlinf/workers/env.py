@@ -37,6 +37,12 @@ class EnvWorker(Worker):
         self._episodes: list[EpisodeRecord] = []
         check_simulators(self.cfg)
 
+    def start_simulators(self, *, mode: Mode) -> None:
+        """Start the simulator processes of `mode`, which refuse here what they lack, not in the first rollout."""
+        for stage in range(self.plan.stages):
+            if self.plan.env_ids("env", self.rank, stage, mode):
+                self._env(mode, stage).open()
+
     def begin(self, *, mode: Mode, stage: int, new_step: bool = True) -> EnvStep | None:
         """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running.
 

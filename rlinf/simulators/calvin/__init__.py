@@ -6,5 +6,6 @@ solved. `init_params.tasks` plays single tasks instead.
 
 from rlinf.simulators.calvin.expert import Expert as Expert
 from rlinf.simulators.calvin.scene import Scene as Scene
+from rlinf.simulators.calvin.scene import check_setup as check_setup
 from rlinf.simulators.calvin.suite import Options as Options
 from rlinf.simulators.calvin.suite import spec as spec
