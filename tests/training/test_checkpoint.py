@@ -71,8 +71,8 @@ def test_auto_takes_what_the_same_config_saved_last(tmp_path):
     warnings = []
     assert find_resume(tmp_path, "auto", "h", warnings.append).name == "global_step_2"
     assert warnings == [
-        f"runner.resume_dir=auto skips global_step_20 in {tmp_path}, saved by another run or under other settings of what "
-        "is learnt and how; name one to continue from it all the same"
+        f"runner.resume_dir=auto skips global_step_20 in {tmp_path}, saved by another run or under other settings of "
+        "what is learnt and how; name one to continue from it all the same"
     ]
     assert find_resume(tmp_path, "auto", "third", print) is None
     assert find_resume(tmp_path, str(tmp_path / "global_step_20"), "h", print).name == "global_step_20"
