@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from rlinf.errors import UserError
 from rlinf.metrics.episode_summary import evaluation_metrics, summarise
 from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
 from rlinf.metrics.run_log import RunListener
-from rlinf.placement.plan import Plan
+from rlinf.placement.plan import Mode, Plan
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
-from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint
+from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint, read_progress
 from rlinf.workers.actor import ActorWorker
 from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
+
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that end training after the running step
 
 
 class Runner:
@@ -39,6 +42,7 @@ class Runner:
         self.global_step = 0
         self.saved_step = 0  # the step that a resumed run would continue from
         self.stop_requested = False
+        self.stop_signal = signal.SIGTERM  # the one that asked for it
         self.times: dict[str, float] = {}  # seconds of each phase of the running step
         self.bytes = {"sync": 0, "offload": 0}  # moved since they were last reported
         self.copies_behind = math.inf  # updates since the last weight sync
@@ -53,9 +57,10 @@ class Runner:
     def train(self) -> None:
         """Run every remaining step, with evaluations and checkpoints where they are due."""
         self.resume()
+        self.start_simulators("train")
         self.watch.start(self.global_step, self.total_steps)
         self.times, self.bytes = {}, dict.fromkeys(self.bytes, 0)
-        with self._stop_on_sigterm():
+        with self._stop_on_signals():
             while self.global_step < self.total_steps and not self.stop_requested:
                 self.usage()  # setting up, loading and saving belong to no step
                 with self.timed("step"):
@@ -159,7 +164,8 @@ class Runner:
         """Write a complete checkpoint of this step, or none."""
         states = self.cluster.get(self.env.call("state"))
         root, keep = self.folder / "checkpoints", self.cfg.runner.keep_checkpoints
-        checkpoint = new_checkpoint(root, self.global_step, config_hash=config_hash(self.cfg), keep=keep)
+        about = {"config_hash": config_hash(self.cfg), "run": self.cfg.runner.run_id or ""}
+        checkpoint = new_checkpoint(root, self.global_step, keep=keep, **about)
         with self.timed("save"), self.resident("actor"), checkpoint as folder:
             (folder / "actor").mkdir()
             self.cluster.get(self.actor.call("save", folder / "actor"))
@@ -171,12 +177,17 @@ class Runner:
         folder = self.resume_from
         if folder is None:
             return
-        saved = json.loads((folder / "runner.json").read_text())
+        saved = read_progress(folder)
         with self.resident("actor"):
             self.cluster.get(self.actor.call("load", folder / "actor"))
             self.copies_behind = math.inf
         self.cluster.get(self.env.call("load_state", saved["env"]))
         self.global_step = self.saved_step = saved["step"]
+
+    def start_simulators(self, mode: Mode) -> None:
+        """Start the simulators of a mode before anything is written; those that offload wait for the first rollout."""
+        if "env" not in self.plan.offload:
+            self.cluster.get(self.env.call("start_simulators", mode=mode))
 
     def close(self) -> None:
         """End all workers and close the logs."""
@@ -227,9 +238,10 @@ class Runner:
         wanted = self.cfg.runner.resume_dir
         if wanted is None or self.cfg.runner.only_eval:
             return None
-        folder = find_resume(self.folder / "checkpoints", wanted, config_hash(self.cfg), self.watch.warn)
+        root, run_id = self.folder / "checkpoints", self.cfg.runner.run_id
+        folder = find_resume(root, wanted, config_hash(self.cfg), self.watch.warn, run_id)
         if folder is not None:
-            ranks = len(json.loads((folder / "runner.json").read_text())["env"])
+            ranks = len(read_progress(folder)["env"])
             if ranks != len(self.plan.env):
                 raise UserError(f"checkpoint {folder} was made with {ranks} env ranks, not {len(self.plan.env)}")
         return folder
@@ -246,17 +258,29 @@ class Runner:
         return [e for rank in self.cluster.get(self.env.call("drain_episodes")) for e in rank]
 
     @contextmanager
-    def _stop_on_sigterm(self) -> Iterator[None]:
-        """Let SIGTERM end training after the running step, which is saved."""
+    def _stop_on_signals(self) -> Iterator[None]:
+        """Let SIGTERM, SIGHUP and Ctrl-C end training after the running step, which is saved; a second Ctrl-C does not
+        wait for that. Signals that this process was told to ignore (nohup) stay ignored."""
 
-        def request(*_: object) -> None:
-            self.stop_requested = True
+        def request(number: int, _: object) -> None:
+            if number == signal.SIGINT:
+                signal.signal(number, before[number])  # the next one is dealt with as outside of training
+            if not self.stop_requested:
+                self.stop_signal = signal.Signals(number)
+                self.stop_requested = True
+            again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
+            with suppress(OSError):  # not print: the signal may have come in the midst of one
+                text = f"\n{signal.Signals(number).name}: finishing and saving this step{again}\n"
+                os.write(2, text.encode())
 
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, request)
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in STOPS}
+        before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+        for number in before:
+            signal.signal(number, request)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)

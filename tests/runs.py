@@ -50,6 +50,19 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def children(pid: int) -> list[int]:
+    """The processes that one has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
 def wait_gone(pids: list[int]) -> bool:
     """Whether all of them end within half a minute."""
     for _ in range(300):

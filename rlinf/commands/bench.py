@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlinf.commands import jobs
+from rlinf.commands.run_folders import in_folder
 from rlinf.config.derived import make_plan, micro_batch_size
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
@@ -91,7 +92,8 @@ def with_weights(cfg: Config) -> Config:
 
 def bench_config(cfg: Config, steps: int, folder: str) -> Config:
     """The same run without checkpoints, evaluations and dashboards."""
-    logger = replace(cfg.runner.logger, log_path=folder, logger_backends=[])
+    cfg = in_folder(cfg, folder)
+    logger = replace(cfg.runner.logger, logger_backends=[])
     runner = replace(
         cfg.runner,
         max_epochs=steps,

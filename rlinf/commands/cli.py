@@ -28,7 +28,7 @@ app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
     epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
     "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
-    "of the run that died, 130 interrupted, 143 stopped by SIGTERM after saving.",
+    "of the run that died, 130 interrupted, 129 and 143 stopped by SIGHUP or SIGTERM after saving.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -159,7 +159,7 @@ def quickstart(
     """From nothing to a better policy on two CPU cores: demonstrations, weak imitation, PPO, and the proof."""
     from rlinf.commands.quickstart import run_quickstart
 
-    run_quickstart(seed, output or Path("logs") / f"quickstart-seed{seed}", overrides or [])
+    run_quickstart(seed, output, overrides or [])
 
 
 def main() -> None:

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
+from rlinf.commands.run_folders import evaluation_folder, in_folder, new_folder, training_folder, with_id
 from rlinf.config.derived import make_plan
-from rlinf.config.schema import Config
+from rlinf.config.schema import TIME, Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec
 from rlinf.metrics.episode_summary import evaluation_metrics
 from rlinf.metrics.loggers import MetricLogger
-from rlinf.metrics.run_log import RunListener, RunLog
+from rlinf.metrics.run_log import RunListener, RunLog, record_run
 from rlinf.placement.plan import Plan
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner
+from rlinf.storage.run_folder import locked
 from rlinf.storage.step_checkpoint import step_of
+from rlinf.workers.env import check_simulators
 
-STOPPED_BY_SIGNAL = 143  # exit status of a run that saved and left because of SIGTERM
+logger = logging.getLogger(__name__)
 
 
 def train(cfg: Config) -> tuple[Runner, RunLog]:
-    """Train, with everything written below runner.logger.log_path; runner and log, both closed, tell where it ended."""
-    log = RunLog(cfg)
-    runner = make_runner(cfg, make_plan(cfg), log)
-    try:
-        train_to_the_end(runner)
-    finally:
-        runner.close()
+    """Train, with everything written to the run's own folder; runner and log, both closed, tell where it ended."""
+    check_machine(cfg)
+    with training_folder(cfg) as cfg:
+        log = RunLog(cfg)
+        runner = make_runner(cfg, make_plan(cfg), log)
+        try:
+            train_to_the_end(runner)
+            log.finish(runner.global_step)
+        finally:
+            runner.close()
     return runner, log
+
+
+def check_machine(cfg: Config) -> None:
+    """Refuse simulators whose files this machine lacks; machines of a cluster that is joined look for themselves."""
+    if cfg.cluster.ray_address is None:
+        check_simulators(cfg)
 
 
 def make_runner(cfg: Config, plan: Plan, log: RunListener) -> Runner:
@@ -39,42 +55,52 @@ def make_runner(cfg: Config, plan: Plan, log: RunListener) -> Runner:
 
 
 def train_to_the_end(runner: Runner) -> None:
-    """Every remaining step, or SystemExit: what SIGTERM stopped and saved must not be taken for a finished run."""
+    """Every remaining step, or SystemExit: what a signal stopped and saved must not be taken for a finished run.
+
+    After Ctrl-C KeyboardInterrupt, as anywhere else.
+    """
     runner.train()
     if runner.stop_requested:
-        sys.exit(STOPPED_BY_SIGNAL)
+        if runner.stop_signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + runner.stop_signal)  # as a shell reports a process that the signal has ended
 
 
 def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
     """Play the held-out trials once: prints the rate, logs it, writes eval/step_N.json; N is the checkpoint's step."""
     if cfg.runner.eval_expert:
         return evaluate_expert(cfg)
-    log = RunLog(cfg)
-    runner = Runner(cfg, make_plan(cfg), watch=log)
-    try:
-        runner.global_step = step_of(cfg.runner.ckpt_path)
-        log.start_evaluation(runner.global_step)
-        metrics = runner.evaluate_only()
-        log.log_evaluation(runner.global_step, metrics)
-        return metrics, log.last_records
-    finally:
-        runner.close()
+    check_machine(cfg)
+    with evaluation_folder(cfg) as cfg:
+        log = RunLog(cfg)
+        runner = Runner(cfg, make_plan(cfg), watch=log)
+        try:
+            runner.global_step = step_of(cfg.runner.ckpt_path)
+            runner.start_simulators("eval")
+            log.start_evaluation(runner.global_step)
+            metrics = runner.evaluate_only()
+            log.log_evaluation(runner.global_step, metrics)
+            return metrics, log.last_records
+        finally:
+            runner.close()
 
 
 def evaluate_expert(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
     """The same trials, played by the simulator's scripted expert; writes eval/step_0.json."""
     from rlinf.demos.player import play_trials
 
-    log, env = RunLog(cfg), cfg.env.eval
-    try:
-        log.start_evaluation(0)
-        records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
-        metrics = evaluation_metrics(records, groups)
-        log.evaluated(0, records, groups)
-        log.log_evaluation(0, metrics)
-        return metrics, records
-    finally:
-        log.close()
+    check_machine(cfg)
+    with evaluation_folder(cfg) as cfg:
+        log, env = RunLog(cfg), cfg.env.eval
+        try:
+            log.start_evaluation(0)
+            records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
+            metrics = evaluation_metrics(records, groups)
+            log.evaluated(0, records, groups)
+            log.log_evaluation(0, metrics)
+            return metrics, records
+        finally:
+            log.close()
 
 
 def collect(cfg: Config) -> Path:
@@ -90,16 +116,31 @@ def sft(cfg: Config) -> Path:
     """Imitation; its curve goes to <log_path>/sft, and it is evaluated where sft.eval_interval says so."""
     from rlinf.training.sft import train_sft
 
-    where = replace(cfg.runner.logger, log_path=str(Path(cfg.runner.logger.log_path) / "sft"))
-    logger = MetricLogger(where, asdict(cfg), resume_step=None)
-    for note in logger.notes:
-        print(note)
-    try:
-        folder = train_sft(cfg, on_step=logger.log)
-    finally:
-        logger.close()
+    with sft_log(cfg) as on_step:
+        folder = train_sft(cfg, on_step=on_step)
     print(f"policy: {folder}")
     return folder
+
+
+@contextmanager
+def sft_log(cfg: Config) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """What logs steps to <log_path>/sft; nothing is written there before the first."""
+    with ExitStack() as stack:
+        if TIME in cfg.runner.logger.log_path:
+            cfg = in_folder(cfg, stack.enter_context(new_folder(cfg.runner.logger.log_path)))
+        cfg = in_folder(with_id(cfg, None), Path(cfg.runner.logger.log_path) / "sft")
+        stack.enter_context(locked(Path(cfg.runner.logger.log_path), logger.warning))
+
+        @cache
+        def opened() -> MetricLogger:
+            record_run(cfg, "sft")
+            log = MetricLogger(cfg.runner.logger, asdict(cfg), resume_step=None, run_id=cfg.runner.run_id or "")
+            stack.callback(log.close)
+            for note in log.notes:
+                print(note)
+            return log
+
+        yield lambda step, metrics: opened().log(step, metrics)
 
 
 def with_model(cfg: Config, path: Path) -> Config:

@@ -6,6 +6,7 @@ before and after on the same held-out layouts in the same mode.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 
 from rlinf.commands import jobs
+from rlinf.commands.run_folders import training_folder
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
@@ -27,12 +29,17 @@ from rlinf.metrics.run_log import RunLog
 from rlinf.metrics.stats import Rate
 from rlinf.runner import Runner
 from rlinf.runtime.cluster import check_backend
+from rlinf.storage.atomic_folder import write_file
+from rlinf.storage.run_folder import holds_results
 from rlinf.training.sft import train_sft
 
 
-def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
-    """The whole job; everything it writes lies in `folder`. Returns what summary.json holds."""
-    start = time.perf_counter()
+def run_quickstart(seed: int, output: Path | None, overrides: list[str]) -> dict:
+    """The whole job; everything it writes lies in `output`. Returns what summary.json holds.
+
+    Without one it is logs/quickstart-seed<seed>, and the next free number of it where an earlier job has results.
+    """
+    folder = output or _free_folder(Path("logs") / f"quickstart-seed{seed}")
     own = [
         f"runner.seed={seed}",
         f"runner.logger.log_path={folder}",
@@ -42,6 +49,24 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
     ]
     cfg = load_config("quickstart", [*own, *overrides], purpose="quickstart")
     check_backend(make_plan(cfg))
+    jobs.check_machine(cfg)
+    with training_folder(cfg) as cfg:
+        return _run(cfg, seed, folder)
+
+
+def _free_folder(folder: Path) -> Path:
+    """The folder, or `<folder>-2` and so on where it holds the results of an earlier job."""
+    if not holds_results(folder):
+        return folder
+    others = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
+    free = next(other for other in others if not holds_results(other))
+    print(f"{folder} holds an earlier quickstart; this one writes to {free}")
+    return free
+
+
+def _run(cfg: Config, seed: int, folder: Path) -> dict:
+    """The job itself, in a folder that is its own."""
+    start = time.perf_counter()
     if (folder / "demos/meta/collect.json").is_file():  # an earlier run's; everything in the folder is the job's own
         shutil.rmtree(folder / "demos")
     print("1/4  demonstrations by the scripted expert")
@@ -61,8 +86,9 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
         "seconds": round(time.perf_counter() - start, 1),
         "seed": seed,
         "config": "quickstart",
+        "run": cfg.runner.run_id,
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    write_file(folder / "summary.json", json.dumps(summary, indent=1))
     report = write_report(folder)
     finished = (v for v in (folder / "video").rglob("*.mp4") if not v.name.endswith(".part.mp4"))
     videos = sorted(finished, key=lambda video: video.stat().st_mtime)
@@ -84,10 +110,12 @@ def _constant_action(cfg: Config, dataset: Path) -> Rate:
 
 def _improve(cfg: Config) -> tuple[Rate, Rate, list[int]]:
     """Evaluate, train, evaluate again: one runner, the same trials, the same sampler."""
-    runner = Runner(cfg, make_plan(cfg), watch=RunLog(cfg))
+    log = RunLog(cfg)
+    runner = Runner(cfg, make_plan(cfg), watch=log)
     try:
         before, ids = _evaluate(runner)
         jobs.train_to_the_end(runner)
+        log.finish(runner.global_step)
         after, same_ids = _evaluate(runner)
         assert ids == same_ids
         return before, after, ids

@@ -23,8 +23,8 @@ DIFFERENCES: tuple[Difference, ...] = (
         "runner.logger.log_path",
         "*",
         "`../results`, or `./logs`",
-        "`logs`",
-        "the guides open `tensorboard --logdir ./logs`; both wrappers set a folder of their own anyway",
+        "`logs/<time>-<recipe>`",
+        "each run has a folder of its own, and the guides open `tensorboard --logdir ./logs`",
     ),
     Difference(
         "env.{train,eval}.video_cfg.video_base_dir",

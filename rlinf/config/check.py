@@ -86,6 +86,12 @@ def _check_runner(cfg: Config) -> None:
             f"runner.resume_dir={runner.resume_dir} continues a training run; evaluate a checkpoint with "
             "runner.ckpt_path=<...>/global_step_N"
         )
+    name = Path(runner.logger.experiment_name)
+    if name.is_absolute() or ".." in name.parts or not name.parts or not str(name).isprintable():
+        raise UserError(
+            f"runner.logger.experiment_name={runner.logger.experiment_name!r} must name a folder below "
+            "runner.logger.log_path, such as my-run"
+        )
 
 
 def _check_weights(cfg: Config, purpose: Purpose) -> None:

@@ -22,12 +22,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 from yaml import MappingNode, SafeLoader, ScalarNode, YAMLError
 from yaml import compose as compose_nodes
 
 from rlinf.compat.keys import OLD_GROUPS, RENAMED, is_below, no_effect_paths, rename_path, warn_once
 from rlinf.config.schema import ClusterConfig
 from rlinf.errors import UserError
+from rlinf.storage.redaction import FromEnvironment
 
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
@@ -48,6 +50,7 @@ class Layer:
 class Composed:
     """The merged tree before interpolation, and its layers, the last one winning."""
 
+    name: str  # of the config: its file without .yaml
     tree: Tree
     layers: tuple[Layer, ...]  # fragments, the config itself with what is pasted at its end, the command line
 
@@ -99,7 +102,7 @@ def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path
     for override in overrides:
         if override not in groups:
             _override(tree, command_line, override)
-    composed = Composed(tree, (*layers, Layer(COMMAND_LINE, command_line)))
+    composed = Composed(file.stem, tree, (*layers, Layer(COMMAND_LINE, command_line)))
     _apply_aliases(composed)
     return composed
 
@@ -126,10 +129,37 @@ def resolve(composed: Composed, defaults: Tree) -> Tree:
     except OmegaConfBaseException as error:
         where = error.full_key or ""
         raise UserError(f"{composed.origin(where)}: {where}: {str(error).splitlines()[0]}") from error
+    _mark_environment(conf, tree)
     for old in RENAMED:
         take(tree, old)
     _take_no_effect(composed, tree)
     return tree
+
+
+def _mark_environment(conf: Any, tree: Tree) -> None:
+    """Let texts in `tree` that environment variables decide remember how `conf` writes them: they may be secrets."""
+    read: list[str] = []
+
+    def env(key: str, *default: Any) -> str | None:
+        read.append(key)
+        return oc.env(key, *default)
+
+    def mark(node: Any, values: Any) -> None:
+        written: Any = OmegaConf.to_container(node, resolve=False)
+        for key, text in enumerate(written) if isinstance(written, list) else list(written.items()):
+            read.clear()
+            inner, value = node[key], values[key]
+            if OmegaConf.is_config(inner):
+                mark(inner, value)
+            elif read and isinstance(value, str):
+                values[key] = FromEnvironment(value, str(text))
+
+    if "oc.env" in str(conf):
+        OmegaConf.register_new_resolver("oc.env", env, replace=True)
+        try:
+            mark(conf, tree)
+        finally:
+            OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 def _take_no_effect(composed: Composed, tree: Tree) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 
 from rlinf.config.check import Purpose, check_config
-from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, default_config_dir, get, merged, resolve
-from rlinf.config.schema import Config
+from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, default_config_dir, get, merged, put, resolve
+from rlinf.config.schema import RECIPE, Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
@@ -22,6 +22,7 @@ from rlinf.typed import convert, defaults_of, key_paths
 
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
+LOG_PATH = "runner.logger.log_path"
 
 
 def load_config(
@@ -49,6 +50,9 @@ def default_tree(composed: Composed) -> Tree:
     name = OmegaConf.select(OmegaConf.create(composed.tree), "actor.model.model_type")
     config = _find(composed, "actor.model", name, find_config) if isinstance(name, str) else None
     defaults["actor"]["model"] = {} if config is None else defaults_of(config)
+    for tree in (defaults, composed.tree):
+        if isinstance(path := get(tree, LOG_PATH), str):
+            put(tree, LOG_PATH, path.replace(RECIPE, composed.name))
     return defaults
 
 

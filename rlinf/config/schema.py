@@ -15,6 +15,7 @@ from rlinf.models.config import ModelConfig
 from rlinf.typed import Count, Within, ZeroOrMore
 
 CountOrNever = Annotated[int, Within(1, also=(-1,))]
+RECIPE, TIME = "<recipe>", "<time>"  # in log_path: filled in when the config is loaded, and when the run begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +43,13 @@ class ClusterConfig:
 class LoggerConfig:
     """Where a run writes."""
 
-    log_path: str = "logs"
-    """Root of this run's files."""
+    log_path: str = f"logs/{TIME}-{RECIPE}"
+    """Folder of this run's files; `<time>` and `<recipe>` stand for its begin and the name of its config. A folder that
+    holds another run is refused (docs/runs.md)."""
     project_name: str = "rlinf"
     """Project that Weights & Biases and SwanLab file the run under."""
     experiment_name: str = "run"
-    """Sub-folder of log_path that holds the checkpoints."""
+    """Sub-folder of log_path that holds the checkpoints, and the run's name in dashboards."""
     logger_backends: list[Literal["tensorboard", "wandb", "swanlab"]] = field(default_factory=lambda: ["tensorboard"])
     """Where curves are shown; metrics.jsonl is always written."""
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
@@ -84,8 +86,10 @@ class RunnerConfig:
     keep_checkpoints: ZeroOrMore = 0
     """Keep only the newest k checkpoints; 0 keeps all."""
     resume_dir: str | None = None
-    """A global_step_N folder to continue from, or `auto` for the last complete one of this experiment that was saved
-    under the same settings of what is learnt and how."""
+    """A global_step_N or run folder to continue from, or `auto`: the run in log_path, without one the newest unfinished
+    run of this recipe, with the same settings of what is learnt and how."""
+    run_id: str | None = None
+    """Id of the run, in every file that it writes; null draws one, and a run that is continued keeps its own."""
     ckpt_path: str | None = None
     """Weights to load before anything else (a checkpoint folder, or a .pt imported weights-only)."""
     weight_sync_interval: Count = 1

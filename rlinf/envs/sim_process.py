@@ -7,6 +7,7 @@ import json
 import math
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,15 +104,20 @@ class SimProcess:
                 raise UserError(f"python={self._python!r} of simulator {self._simulator!r} is not an executable file")
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         self.connection, child_end = Pipe()
-        self._process = subprocess.Popen(
-            [self._python or sys.executable, child_program.__file__, str(child_end.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=self._printed,
-            stderr=self._printed,
-            pass_fds=(self._fd, child_end.fileno()),
-            env=environment,
-            start_new_session=True,  # a Ctrl-C goes to the parent, which closes its children in order
-        )
+        # A child does not get the signals that clusters send to all processes at once: its state is still to be saved.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+        try:
+            self._process = subprocess.Popen(
+                [self._python or sys.executable, child_program.__file__, str(child_end.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._printed,
+                stderr=self._printed,
+                pass_fds=(self._fd, child_end.fileno()),
+                env=environment,
+                start_new_session=True,  # a Ctrl-C goes to the parent, which closes its children in order
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         child_end.close()
         self.send(self._first_message)
 

@@ -57,6 +57,7 @@ class VecEnv:
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
         self._finished: list[EpisodeRecord] = []  # episodes that ended and were not handed out yet
         self._begun = False
+        self._anew = False  # `state` began episodes that nobody has seen the start of
         self._offloaded: dict[str, Any] | None = None  # `state()`, while the processes are ended
         self._fleet = Fleet(
             cfg,
@@ -90,7 +91,7 @@ class VecEnv:
 
         `new_step`: as `begin_step`; a further rollout of the same training step has the same budget of failures.
         """
-        self._start()
+        self.open()
         if new_step:
             self.begin_step()
         self.flush_video()
@@ -168,18 +169,30 @@ class VecEnv:
         self._fleet.reset_failure_count()
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to continue bit for bit, as JSON."""
+        """Everything needed to continue bit for bit, as JSON; episodes whose simulator dies meanwhile begin anew."""
         if self._offloaded is not None:
             return self._offloaded
-        rows = [row for row, e in enumerate(self._episodes) if e.loaded]
-        replies, gone = self._fleet.command("get_state", {row: {} for row in rows})
-        if gone:
-            raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was saved")
+        while True:
+            rows = [row for row, e in enumerate(self._episodes) if e.loaded]
+            replies, gone = self._fleet.command("get_state", {row: {} for row in rows})
+            if not gone:
+                break
+            self._begin_episodes(self._lose(gone))
+            self._anew = True
         return {
             "begun": self._begun,
             "episodes": [e.to_json() for e in self._episodes],
             "scenes": {str(row): reply["state"] for row, reply in replies.items()},
         }
+
+    def start(self) -> EnvStep:
+        """The observation that the envs stand at, as the start of a rollout."""
+        return EnvStep.start(self._observation(), self.chunk_size)
+
+    def began_anew(self) -> bool:
+        """Whether `state` had to begin episodes anew since the last call: `start` tells where they stand."""
+        anew, self._anew = self._anew, False
+        return anew
 
     def load_state(self, saved: Mapping[str, Any]) -> EnvStep:
         """Continue from `state()`; returns the observation the envs stand at."""
@@ -189,7 +202,7 @@ class VecEnv:
                 "keep env.train.total_num_envs and rollout.pipeline_stage_num, or start from runner.ckpt_path"
             )
         self._offloaded = None
-        self._start()
+        self.open()
         self._begun = saved["begun"]
         self._episodes = [Episode.from_json(e) for e in saved["episodes"]]
         work = {int(row): {"state": state} for row, state in saved["scenes"].items()}
@@ -197,7 +210,7 @@ class VecEnv:
         gone |= self._fleet.command("set_state", work)[1]
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was restored")
-        return EnvStep.start(self._observation(), self.chunk_size)
+        return self.start()
 
     def offload(self) -> None:
         """Remember where the envs stand and end the simulator processes."""
@@ -221,7 +234,7 @@ class VecEnv:
         self._offloaded = None
         self._stop()
 
-    def _start(self) -> None:
+    def open(self) -> None:
         """Have the simulators running, with the episodes they held when they were offloaded."""
         self.onload()
         self._fleet.start()

@@ -20,7 +20,9 @@ LETTERS, LINE = 10, 11  # height of letters and distance between lines on a tile
 class VideoRecorder:
     """Writes `<video_base_dir>/seed_<seed>/<count>.mp4`; a new file begins after each `flush`."""
 
-    def __init__(self, cfg: VideoConfig, *, seed: int, control_hz: float) -> None:
+    def __init__(self, cfg: VideoConfig, *, seed: int, control_hz: float, run_id: str = "") -> None:
+        """`run_id` becomes the comment of every file."""
+        self._comment = f"rlinf run {run_id}" if run_id else ""
         self.max_envs = cfg.max_envs
         self._captions_wanted = cfg.info_on_video
         self._fps = cfg.fps or max(1, round(control_hz))
@@ -67,6 +69,7 @@ class VideoRecorder:
         self.path = self._folder / f"{self._count}.mp4"
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
         self._container = av.open(str(self.path.with_suffix(".part.mp4")), "w", format="mp4")
+        self._container.metadata["comment"] = self._comment
         self._stream = self._container.add_stream(codec, self._fps, width=width, height=height, pix_fmt="yuv420p")
         self._stream.codec_context.thread_count = 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import uuid
@@ -18,6 +19,10 @@ from rlinf.config.schema import LoggerConfig
 from rlinf.errors import UserError
 from rlinf.metrics.logger_modes import choose_mode, offline_note
 from rlinf.metrics.names import expand
+from rlinf.storage.atomic_folder import make_folder, write_file
+from rlinf.storage.redaction import redacted
+
+logger = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
@@ -37,6 +42,7 @@ class Opened(NamedTuple):
     config_dict: Mapping[str, Any]  # of the whole run
     resume_step: int | None
     appends: bool = False
+    run_id: str = ""
 
 
 class MetricLogger:
@@ -44,19 +50,25 @@ class MetricLogger:
 
     A step is logged once, before its checkpoint is saved: a run resumed at `resume_step` then finds every earlier line.
     `resume_step` None or 0 starts a new metrics.jsonl and keeps an old one under another name; with `appends`, as in an
-    evaluation of an earlier run's checkpoint, what the folder holds stays as it is and lines are added.
+    evaluation of an earlier run's checkpoint, what the folder holds stays as it is and lines are added. Lines and
+    config.yaml carry `run_id`; secrets of the config are written nowhere.
     """
 
     def __init__(
-        self, cfg: LoggerConfig, config_dict: Mapping[str, Any], *, resume_step: int | None, appends: bool = False
+        self,
+        cfg: LoggerConfig,
+        config_dict: Mapping[str, Any],
+        *,
+        resume_step: int | None,
+        appends: bool = False,
+        run_id: str = "",
     ) -> None:
         check_backends(cfg)
         folder = Path(cfg.log_path)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (appends and (folder / "config.yaml").exists()):
-            _write_yaml(folder / "config.yaml", config_dict)
-        self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step=resume_step, appends=appends)
-        opened = Opened(cfg, config_dict, resume_step, appends)
+        make_folder(folder)
+        opened = Opened(cfg, redacted(config_dict), resume_step, appends, run_id)
+        _write_config(folder / "config.yaml", opened)
+        self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step=resume_step, appends=appends, run_id=run_id)
         self._backends = {name: BACKENDS[name](opened) for name in cfg.logger_backends}
         self._warned: set[str] = set()
 
@@ -96,10 +108,13 @@ class MetricLogger:
 
 
 class JsonlLog:
-    """metrics.jsonl: one JSON object per step, in rising order within a run; not finite values are null."""
+    """metrics.jsonl: one JSON object per step, in rising order within a run; not finite values are null.
 
-    def __init__(self, path: Path, *, resume_step: int | None, appends: bool = False) -> None:
-        self.last_step = -1
+    A line is on the disk when `write` returns: a checkpoint saved after it never lacks it, whatever happens.
+    """
+
+    def __init__(self, path: Path, *, resume_step: int | None, appends: bool = False, run_id: str = "") -> None:
+        self.last_step, self._run = -1, {"run": run_id} if run_id else {}
         if path.exists():
             if appends:
                 _drop_cut_line(path)  # nothing else is rewritten: a training run may have the file open
@@ -115,8 +130,9 @@ class JsonlLog:
                 f"step {step} was logged already (last step {self.last_step}); log each step once, in order"
             )
         values = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **values}, allow_nan=False) + "\n")
+        self._file.write(json.dumps({"step": step, **self._run, **values}, allow_nan=False) + "\n")
         self._file.flush()
+        os.fsync(self._file.fileno())
         self.last_step = step
 
     def close(self) -> None:
@@ -124,9 +140,18 @@ class JsonlLog:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a metrics.jsonl; a last line cut short by a kill is dropped."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    """The lines of a metrics.jsonl; a last one cut short by a kill is dropped, and so is, with a warning, any other
+    that is not an object with a step."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise ValueError("it is not an object with a step")
+            rows.append(row)
+        except (ValueError, RecursionError) as error:
+            logger.warning("%s: line %d is left out (%s)", path, number, error)
+    return rows
 
 
 class TensorBoardBackend:
@@ -140,8 +165,7 @@ class TensorBoardBackend:
         folder, resume_step = Path(opened.cfg.log_path) / "tensorboard", opened.resume_step
         purge = resume_step + 1 if resume_step and not opened.appends else None
         self._writer = SummaryWriter(str(folder), purge_step=purge)
-        if not (opened.appends and (folder / "config.yaml").exists()):
-            _write_yaml(folder / "config.yaml", opened.config_dict)
+        _write_config(folder / "config.yaml", opened)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -262,9 +286,15 @@ def _start(name: str, asked: str, init: Callable[[str], Any]) -> tuple[Any, str]
         raise UserError(f"logger backend {name} could not start: {failure}; nor offline: {error}") from error
 
 
-def _write_yaml(path: Path, config_dict: Mapping[str, Any]) -> None:
-    plain = json.loads(json.dumps(config_dict, default=str))  # tuples become lists, paths become text
-    path.write_text(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), encoding="utf-8")
+def _write_config(path: Path, opened: Opened) -> None:
+    """Write the config of a run, whose id stands above it; an evaluation leaves the one that is there."""
+    if opened.appends and path.exists():
+        return
+    plain = json.loads(json.dumps(opened.config_dict, default=str))  # tuples become lists, paths become text
+    if isinstance(plain.get("runner"), dict):
+        plain["runner"].pop("run_id", None)  # the file may be loaded again, for another run
+    head = f"# run {opened.run_id}\n" if opened.run_id else ""
+    write_file(path, head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 def _drop_cut_line(path: Path) -> None:
@@ -284,7 +314,5 @@ def _unused_name(path: Path) -> Path:
 def _drop_after(path: Path, resume_step: int) -> int:
     """Drop the lines of steps that the resumed run will play again; returns the last step kept."""
     kept = [row for row in read_jsonl(path) if row["step"] <= resume_step]
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    os.replace(temporary, path)
+    write_file(path, "".join(json.dumps(row) + "\n" for row in kept))
     return max((row["step"] for row in kept), default=-1)

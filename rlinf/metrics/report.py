@@ -7,6 +7,7 @@ Every rate on the page is computed here from counted episodes and shown with the
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ from rlinf.metrics.curves import STYLE, Series, curve_svg
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.names import CANONICAL, GROUPS, METRICS, task_metric
 from rlinf.metrics.stats import Rate
+from rlinf.storage.atomic_folder import make_folder, write_file
+from rlinf.storage.redaction import redacted_text
 
+logger = logging.getLogger(__name__)
 MAX_VIDEOS = 12
 TASK_SUCCESS = re.compile("env/(task/[^/]+/success_once)")
 PAGE_STYLE = """
@@ -60,7 +64,7 @@ def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
     metrics = run_dir / "metrics.jsonl"
     rows = sorted(read_jsonl(metrics), key=lambda row: row["step"]) if metrics.exists() else []
     evaluations = _read_evaluations(run_dir)
-    summary = json.loads((run_dir / "summary.json").read_text()) if (run_dir / "summary.json").exists() else {}
+    summary = _read_object(run_dir / "summary.json") or {}
     if not rows and not evaluations and not summary:
         raise UserError(f"{run_dir} holds nothing to report: no metrics.jsonl, no evaluation, no summary.json")
     body = [
@@ -74,12 +78,12 @@ def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
         *_config(run_dir),
     ]
     title = escape(run_dir.resolve().name)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(
+    make_folder(out.parent)
+    write_file(
+        out,
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}{PAGE_STYLE}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n",
-        encoding="utf-8",
     )
     return out
 
@@ -87,10 +91,33 @@ def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
 def _read_evaluations(run_dir: Path) -> list[Evaluation]:
     found = []
     for path in [*run_dir.glob("eval/step_*.json"), *run_dir.glob("eval_*.json")]:
-        data = json.loads(path.read_text())
-        rates = {name: Rate(rate["successes"], rate["trials"]) for name, rate in data.get("rates", {}).items()}
-        found.append(Evaluation(path, data.get("step"), data["episodes"], rates))
+        data = _read_object(path)
+        if data is None:
+            continue
+        try:
+            rates = {name: Rate(rate["successes"], rate["trials"]) for name, rate in data.get("rates", {}).items()}
+            step = data.get("step")
+            one = Evaluation(path, None if step is None else int(step), data["episodes"], rates)
+            _episode_table("", {"": one.episodes})  # refuses episodes that lack something
+            found.append(one)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            logger.warning("%s is left out of the report: it is no evaluation (%r)", path, error)
     return sorted(found, key=lambda e: (e.step is None, e.step or 0, e.path.name))
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is no file, or, with a warning, where it holds something else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict):
+            return data
+        problem: Any = "it is not an object"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        problem = error
+    logger.warning("%s is left out of the report: %s", path, problem)
+    return None
 
 
 def _head(run_dir: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any]) -> list[str]:
@@ -100,6 +127,7 @@ def _head(run_dir: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any]
     out = [
         f"<h1>{escape(run_dir.resolve().name)}</h1>",
         f'<p class="sub">{steps}, {seconds / 60:.1f} min of training</p>',
+        *_origin(_read_object(run_dir / "run.json") or {}),
     ]
     cards = [
         _card(name, Rate(value["successes"], value["trials"]))
@@ -115,6 +143,22 @@ def _head(run_dir: Path, rows: Sequence[dict[str, Any]], summary: dict[str, Any]
         )
         out.append(f'<p class="sub">{said}</p>')
     return out
+
+
+def _origin(record: dict[str, Any]) -> list[str]:
+    """The id of the run and where it was last started: command, commit, machine."""
+    if "id" not in record:
+        return []
+    starts = record.get("starts")
+    last = starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], dict) else {}
+    told = [
+        ("run", record["id"]),
+        ("started", last.get("at")),
+        ("on", last.get("host")),
+        ("commit", last.get("commit")),
+    ]
+    said = " · ".join(escape(f"{name} {value}") for name, value in told if value)
+    return [f'<p class="sub">{said}</p>', f"<pre>{escape(redacted_text(str(last.get('command', ''))))}</pre>"]
 
 
 def _card(name: str, rate: Rate) -> str:
@@ -261,7 +305,7 @@ def _config(run_dir: Path) -> list[str]:
     path = run_dir / "config.yaml"
     if not path.exists():
         return []
-    text = escape(path.read_text(encoding="utf-8"))
+    text = escape(redacted_text(path.read_text(encoding="utf-8", errors="replace")))
     return ["<h2>Config</h2>", f"<details><summary>config.yaml, resolved</summary><pre>{text}</pre></details>"]
 
 

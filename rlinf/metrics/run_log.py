@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
@@ -17,6 +22,12 @@ from rlinf.metrics.loggers import MetricLogger, check_backends
 from rlinf.metrics.names import expand, guide_name
 from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
+from rlinf.storage.atomic_folder import make_folder, write_file
+from rlinf.storage.redaction import redacted
+from rlinf.storage.run_folder import RECORD, new_run_id, read_record, record_start, write_record
+from rlinf.storage.step_checkpoint import config_hash, settings
+
+logger = logging.getLogger(__name__)
 
 
 class RunListener(Protocol):
@@ -36,16 +47,16 @@ class RunListener(Protocol):
 
 
 class RunLog:
-    """Writes metrics and episode records of one run below runner.logger.log_path, and shows them on the console."""
+    """Writes metrics and episode records of one run below runner.logger.log_path, and shows them on the console.
+
+    The folder is touched once the run starts, when all that may refuse it has been asked.
+    """
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.folder = Path(cfg.runner.logger.log_path)
+        self.run_id = cfg.runner.run_id or new_run_id()
         check_backends(cfg.runner.logger)
-        try:
-            self.console = RunConsole(self.folder)
-        except OSError as error:
-            raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
         self.last_metrics: dict[str, float] = {}  # of the last training step, or of the evaluation that was the run
@@ -53,8 +64,21 @@ class RunLog:
 
     def start(self, first_step: int, total_steps: int) -> None:
         """Called once the run knows where it begins; a resumed run drops what later steps had logged."""
+        if self.cfg.runner.run_id is None and first_step and (record := read_record(self.folder)) is not None:
+            self.run_id = record.id
+        record_run(self.cfg, "train", self.run_id)
         self.console.start(first_step, total_steps)
         self._open(first_step)
+
+    @cached_property
+    def console(self) -> RunConsole:
+        """The console and metrics.log."""
+        try:
+            console = RunConsole(self.folder)
+        except OSError as error:
+            raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
+        console.say(f"run {self.run_id} in {self.folder}")
+        return console
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.last_metrics = metrics
@@ -63,7 +87,14 @@ class RunLog:
 
     def start_evaluation(self, step: int) -> None:
         """Open the loggers for an evaluation that is no part of a training run: nothing in the folder is changed."""
+        if not (self.folder / RECORD).exists():
+            record_run(self.cfg, "eval", self.run_id)
         self._open(step, appends=True)
+
+    def finish(self, steps: int) -> None:
+        """Note that training has reached its end: there is nothing left to continue."""
+        if (record := read_record(self.folder)) is not None:
+            write_record(self.folder, replace(record, finished_steps=steps))
 
     def log_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """Log such an evaluation."""
@@ -79,16 +110,19 @@ class RunLog:
         """
         self.last_records = records
         folder = self.folder / "eval"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         rate = Rate.of(r.success_once for r in records)
         rates, own = group_rates(records, groups or {}), own_metrics(records)
         tasks = task_rates(records, groups or {})
         metrics = evaluation_metrics(records, groups)
-        path = folder / f"step_{step}.json"
-        path.write_text(
+        path = self._evaluation_file(folder, step)
+        write_file(
+            path,
             json.dumps(
                 {
                     "step": step,
+                    "run": self.run_id,
+                    "checkpoint": redacted(self.cfg.runner.ckpt_path),
                     "success_once": asdict(rate),
                     "groups": {name: asdict(group) for name, group in rates.items()},
                     "tasks": {name: asdict(task) for name, task in tasks.items()},
@@ -97,7 +131,7 @@ class RunLog:
                     "episodes": [r.to_json() for r in records],
                 },
                 indent=1,
-            )
+            ),
         )
         self.evaluations.append(path)
         self.console.say(f"evaluation at step {step}: success {rate}")
@@ -109,11 +143,15 @@ class RunLog:
             self.console.say(f"  {guide_name(name):<44} {value if isinstance(value, Rate) else f'{value:.3f}'}")
 
     def warn(self, message: str) -> None:
-        self.console.say(f"warning: {message}")
+        if "console" in self.__dict__:
+            self.console.say(f"warning: {message}")
+        else:
+            logger.warning("%s", message)
 
     def close(self) -> None:
         """Closes the loggers and writes report.html, unless the run ended before there was anything to show."""
-        self.console.stop()
+        if "console" in self.__dict__:
+            self.console.stop()
         if self.logger is not None:
             self.logger.close()
         if self.evaluations or (self.logger is not None and self.logger.last_step > 0):
@@ -121,7 +159,39 @@ class RunLog:
 
     def _open(self, step: int, *, appends: bool = False) -> MetricLogger:
         if self.logger is None:
-            self.logger = MetricLogger(self.cfg.runner.logger, asdict(self.cfg), resume_step=step, appends=appends)
+            logging_to, run_id = self.cfg.runner.logger, self.run_id
+            config = asdict(self.cfg)
+            self.logger = MetricLogger(logging_to, config, resume_step=step, appends=appends, run_id=run_id)
             for note in self.logger.notes:
                 self.console.say(note)
         return self.logger
+
+    def _evaluation_file(self, folder: Path, step: int) -> Path:
+        """eval/step_N.json, or step_N_2.json and so on where another run has written one."""
+        names = itertools.chain([f"step_{step}"], (f"step_{step}_{n}" for n in itertools.count(2)))
+        return next(p for name in names if _is_of_run(p := folder / f"{name}.json", self.run_id))
+
+
+def record_run(cfg: Config, kind: str, run_id: str | None = None) -> None:
+    """Note in run.json that a run starts, in its folder."""
+    folder = Path(cfg.runner.logger.log_path)
+    make_folder(folder)
+    record_start(
+        folder,
+        run_id=run_id or cfg.runner.run_id or new_run_id(),
+        kind=kind,
+        name=cfg.runner.logger.experiment_name,
+        config_hash=config_hash(cfg),
+        settings=settings(cfg),
+        gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    )
+
+
+def _is_of_run(path: Path, run_id: str) -> bool:
+    """Whether an evaluation file is free for a run: absent, or the run's own."""
+    if not path.exists():
+        return True
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["run"] == run_id
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -4,29 +4,67 @@
   actor/model/...               the policy in HF layout: `rlinf eval` and other tools open it as it is
   actor/optimizer.safetensors   or a part for every rank: training/optimizer_files.py
   runner.json                   step and env states
-  manifest.json                 SHA-256 of every other file
+  manifest.json                 id of the run, SHA-256 of every other file
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import itertools
 import json
+import os
 import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
-from rlinf.storage.atomic_folder import TEMPORARY, atomic_folder
+from rlinf.storage.atomic_folder import REPLACED, TEMPORARY, atomic_folder, restore_replaced
+from rlinf.storage.provenance import packages
 
 NAME = re.compile(r"global_step_(\d+)$")
+# Keys in which a run and the one that continues it may differ: lengths, places, paths, memory, what is shown and kept.
+MAY_DIFFER = (
+    "cluster",
+    "collect",
+    "sft",
+    "runner",
+    "rollout",
+    "env.eval",
+    "env.group_name",
+    "env.train.video_cfg",
+    "env.train.enable_offload",
+    "env.train.num_processes",
+    "env.train.max_restarts",
+    "env.train.step_deadline_s",
+    "env.train.python",
+    "env.train.assets_path",
+    "env.train.seeds_path",
+    "env.train.init_params.data_path",
+    "actor.group_name",
+    "actor.micro_batch_size",
+    "actor.enable_offload",
+    "actor.max_nonfinite_steps",
+    "actor.fsdp_config",
+    "actor.model.model_path",  # the weights are those of the checkpoint
+    "actor.model.lora_path",
+    "actor.model.gradient_checkpointing",
+    "actor.model.cuda_graphs",
+    "actor.optim.total_training_steps",  # a run may be made longer
+)
+# Keys below those that must be equal all the same.
+MUST_AGREE = (
+    "runner.seed",
+    "runner.max_staleness",
+    "runner.weight_sync_interval",
+    "runner.logger.experiment_name",
+    "rollout.sampling_params",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +76,7 @@ class Manifest:
     config_hash: str
     versions: dict[str, str]
     saved_at: float = 0.0  # Unix time, seconds
+    run: str = ""  # id of the run that saved it
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -61,19 +100,26 @@ class Manifest:
             manifest = cls(**json.loads(path.read_text()))
             if not isinstance(manifest.files, dict) or not all(isinstance(h, str) for h in manifest.files.values()):
                 raise TypeError("files must be an object of checksums")
+            if not manifest.files:
+                raise ValueError("it lists no files")
+            if NAME.search(folder.name) and manifest.step != step_of(folder.name):
+                raise ValueError(f"its step is {manifest.step!r}")
+            if not isinstance(manifest.saved_at, int | float):
+                raise TypeError("saved_at must be a number")
         except (ValueError, TypeError) as error:  # no text, no JSON, or other keys
             raise UserError(f"checkpoint {folder}: manifest.json cannot be read ({error})") from error
         return manifest
 
 
 @contextmanager
-def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) -> Iterator[Path]:
+def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0, run: str = "") -> Iterator[Path]:
     """The folder global_step_<step> for the block to fill; a manifest is added at its end.
 
     Then all but the last `keep` checkpoints with this `config_hash` are deleted; 0 deletes none. A checkpoint of the
     same step from a run with another one is renamed, not replaced.
     """
     final = root / f"global_step_{step}"
+    _restore_replaced(root)
     if final.exists() and _hash_of(final) not in (config_hash, None):
         number = next(n for n in itertools.count(1) if not (root / f"earlier_{n}_{final.name}").exists())
         final.rename(root / f"earlier_{number}_{final.name}")
@@ -82,47 +128,70 @@ def new_checkpoint(root: Path, step: int, *, config_hash: str, keep: int = 0) ->
     with atomic_folder(final, what=f"checkpoint {final}") as folder:
         yield folder
         files = {str(p.relative_to(folder)): sha256(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-        manifest = Manifest(step, files, config_hash, versions(), saved_at=time.time())
+        manifest = Manifest(step, files, config_hash, versions(), saved_at=time.time(), run=run)
         (folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1))
     if keep > 0:
-        so_far = [p for p in _numbered(root) if step_of(p.name) <= step]  # later ones belong to an earlier run
+        so_far = [p for p in numbered(root) if step_of(p.name) <= step]  # later ones belong to an earlier run
         own = [p for p in so_far if _hash_of(p) == config_hash]
         for old in own[:-keep]:
             shutil.rmtree(old)
 
 
-def find_resume(root: Path, resume_dir: str, config_hash: str, warn: Callable[[str], None]) -> Path | None:
-    """The folder to resume from: the one named, or for `auto` the last complete one that such a config saved."""
+def find_resume(
+    root: Path, resume_dir: str, config_hash: str, warn: Callable[[str], None], run: str | None = None
+) -> Path | None:
+    """The folder to resume from: the one named, or for `auto` the last complete one that such a config saved.
+
+    With `run`, `auto` takes those of the run with this id only.
+    """
     if resume_dir != "auto":
         folder = Path(resume_dir)
         if not folder.is_dir():
-            found = [p.name for p in _numbered(folder.parent)]
-            raise UserError(f"runner.resume_dir={resume_dir} does not exist; there: {', '.join(found) or 'none'}")
+            found = [p.name for p in numbered(folder.parent)]
+            what = "is not a folder" if os.path.lexists(folder) else "does not exist"
+            raise UserError(f"runner.resume_dir={resume_dir} {what}; there: {', '.join(found) or 'none'}")
         Manifest.read(folder)
+        read_progress(folder)
         return folder
+    _restore_replaced(root)
     saved, skipped = [], []
-    for folder in _numbered(root):
+    for folder in numbered(root):
         try:
             manifest = Manifest.parse(folder)
         except UserError as error:
             warn(f"{error}; skipped")
             continue
-        if manifest.config_hash == config_hash:
+        if manifest.config_hash == config_hash and run in (None, manifest.run):
             saved.append((manifest.saved_at, manifest.step, folder))
         else:
             skipped.append(folder.name)
     if skipped:
         warn(
-            f"runner.resume_dir=auto skips {', '.join(skipped)} in {root}, saved under other settings of what is "
-            "learnt and how; name one to continue from it all the same"
+            f"runner.resume_dir=auto skips {', '.join(skipped)} in {root}, saved by another run or under other "
+            "settings of what is learnt and how; name one to continue from it all the same"
         )
     for _, _, folder in sorted(saved, reverse=True):  # a higher step may be of an earlier run
         try:
             Manifest.read(folder)
+            read_progress(folder)
             return folder
         except UserError as error:
             warn(f"{error}; trying the one before it")
     return None
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    """runner.json of a checkpoint: its step, and the env states by rank."""
+    path = folder / "runner.json"
+    if not path.is_file():
+        raise UserError(f"checkpoint {folder}: runner.json is missing")
+    try:
+        progress = json.loads(path.read_text())
+        if progress["step"] != step_of(folder.name) or not isinstance(progress["env"], list):
+            raise ValueError("its step is another, or it has no env states")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"checkpoint {folder}: runner.json cannot be read ({error})") from error
+    return progress
 
 
 def policy_folder(ckpt_path: str) -> Path | None:
@@ -136,7 +205,7 @@ def verify_ckpt_path(ckpt_path: str, key: str = "runner.ckpt_path") -> None:
     """Refuse weights that are not there, or that differ from the manifest of the checkpoint they lie in."""
     path = Path(ckpt_path).expanduser()
     if not path.exists():
-        found = ", ".join(p.name for p in _numbered(path.parent)) or "no checkpoints"
+        found = ", ".join(p.name for p in numbered(path.parent)) or "no checkpoints"
         raise UserError(f"{key}={ckpt_path} does not exist; there: {found}")
     for folder in (path, *path.absolute().parents[:2]):  # global_step_N, or global_step_N/actor/model
         if NAME.search(folder.name) and folder.is_dir():
@@ -151,36 +220,30 @@ def step_of(ckpt_path: str | None) -> int:
 
 def config_hash(cfg: Any) -> str:
     """A short digest of what is learnt and how: two runs that differ in anything else may continue one another."""
-    tree = asdict(cfg)
-    model, train = tree["actor"]["model"], tree["env"]["train"]
-    for block, names in (
-        (model, ("model_path", "lora_path")),  # the weights are those of the checkpoint
-        (model, ("gradient_checkpointing", "cuda_graphs")),
-        (train, ("video_cfg", "enable_offload", "num_processes", "max_restarts", "step_deadline_s", "python")),
-        (train, ("assets_path", "seeds_path")),
-        (train["init_params"], ("data_path",)),
-        (tree["actor"]["optim"], ("total_training_steps",)),  # a run may be made longer
-    ):
-        for name in names:
-            block.pop(name, None)
-    if not train["task_weights"]:  # equal to what runs had before there were weights
-        del train["task_weights"]
-    actor = {name: tree["actor"][name] for name in ("model", "optim", "seed", "global_batch_size")}
-    parts = [
-        tree["algorithm"],
-        train,
-        actor,
-        tree["rollout"]["sampling_params"],
-        [tree["runner"][name] for name in ("seed", "max_staleness", "weight_sync_interval")],
-        tree["compat"],
-    ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(settings(cfg), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def settings(cfg: Any) -> dict[str, Any]:
+    """The keys of what is learnt and how, dotted, with their values: everything but MAY_DIFFER."""
+
+    def leaves(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+        for name, value in tree.items():
+            key = f"{path}{name}"
+            if isinstance(value, dict) and value:
+                yield from leaves(value, f"{key}.")
+            elif _is_below(key, MUST_AGREE) or not _is_below(key, MAY_DIFFER):
+                yield key, value
+
+    return dict(leaves(asdict(cfg), ""))
+
+
+def _is_below(key: str, blocks: tuple[str, ...]) -> bool:
+    return any(key == block or key.startswith(f"{block}.") for block in blocks)
 
 
 def versions() -> dict[str, str]:
     """Versions of the packages that the numbers of this run depend on."""
-    names = ("rlinf", "torch", "numpy", "mujoco", "metaworld")
-    found = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    names, found = ("rlinf", "torch", "numpy", "mujoco", "metaworld"), packages()
     return {"python": platform.python_version()} | {n: found[n] for n in names if n in found}
 
 
@@ -198,7 +261,13 @@ def _hash_of(folder: Path) -> str | None:
         return None
 
 
-def _numbered(root: Path) -> list[Path]:
+def _restore_replaced(root: Path) -> None:
+    """Finish what a crash left between two renames."""
+    for old in root.glob(f"{REPLACED}global_step_*"):
+        restore_replaced(root / old.name.removeprefix(REPLACED))
+
+
+def numbered(root: Path) -> list[Path]:
     """The checkpoint folders below `root`, by step."""
-    found = [(int(m.group(1)), p) for p in root.glob("global_step_*") if (m := NAME.search(p.name))]
+    found = [(int(m.group(1)), p) for p in root.glob("global_step_*") if (m := NAME.search(p.name)) and p.is_dir()]
     return [p for _, p in sorted(found)]

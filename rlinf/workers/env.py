@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlinf.compat.envs import env_class
+from rlinf.config.schema import Config
 from rlinf.data.types import EnvStep, EpisodeRecord
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import EnvConfig
@@ -16,6 +17,14 @@ from rlinf.envs.vec import VecEnv
 from rlinf.envs.video import VideoRecorder
 from rlinf.placement.plan import Mode
 from rlinf.runtime.worker import Worker
+
+
+def check_simulators(cfg: Config) -> None:
+    """Refuse simulators whose files are missing on this machine, of those that the run will start."""
+    if not cfg.runner.only_eval:
+        check_setup(cfg.env.train, "env.train")
+    if cfg.runner.only_eval or cfg.runner.val_check_interval > 0:
+        check_setup(cfg.env.eval, "env.eval")
 
 
 class EnvWorker(Worker):
@@ -27,11 +36,13 @@ class EnvWorker(Worker):
         self._last: dict[tuple[Mode, int], EnvStep] = {}  # where the envs of a mode and stage stand
         self._episodes: list[EpisodeRecord] = []
         self._tasks_built = 0  # for training episodes, until `drain_counts` was last called
-        runner = self.cfg.runner
-        if not runner.only_eval:
-            check_setup(self.cfg.env.train, "env.train")
-        if runner.only_eval or runner.val_check_interval > 0:
-            check_setup(self.cfg.env.eval, "env.eval")
+        check_simulators(self.cfg)
+
+    def start_simulators(self, *, mode: Mode) -> None:
+        """Start the simulator processes of `mode`, which refuse here what they lack, not in the first rollout."""
+        for stage in range(self.plan.stages):
+            if self.plan.env_ids("env", self.rank, stage, mode):
+                self._env(mode, stage).open()
 
     def begin(self, *, mode: Mode, stage: int, new_step: bool = True) -> EnvStep | None:
         """The observation a rollout starts from: of fresh episodes, or with auto_reset of those that are running.
@@ -46,6 +57,8 @@ class EnvWorker(Worker):
             if new_step:
                 env.begin_step()
             env.flush_video()
+            if env.began_anew():
+                self._last[mode, stage] = env.start()
             return EnvStep.start(self._last[mode, stage].obs, env.chunk_size)
         self._last[mode, stage] = env.reset(new_step=new_step)
         return self._last[mode, stage]
@@ -134,7 +147,12 @@ class EnvWorker(Worker):
                 chunk_size=self.policy_spec.num_action_chunks,
                 seed=self.cfg.runner.seed + cfg.seed,
                 trials=eval_trials(cfg, spec) if mode == "eval" else None,
-                video=VideoRecorder(cfg.video_cfg, seed=env_ids[0], control_hz=spec.control_hz)
+                video=VideoRecorder(
+                    cfg.video_cfg,
+                    seed=env_ids[0],
+                    control_hz=spec.control_hz,
+                    run_id=self.cfg.runner.run_id or "",
+                )
                 if cfg.video_cfg.save_video
                 else None,
                 critic_state=self.policy_spec.critic_state_dim > 0,

@@ -163,7 +163,7 @@ def test_a_video_block_without_its_parents_is_that_of_training(tmp_path: Path) -
     path = write(tmp_path, "video_cfg:\n  save_video: True\n  video_base_dir: ${runner.logger.log_path}/video/train\n")
     cfg = load(name=path)
     assert (cfg.env.train.video_cfg.save_video, cfg.env.eval.video_cfg.save_video) == (True, False)
-    assert cfg.env.train.video_cfg.video_base_dir == "logs/video/train"
+    assert cfg.env.train.video_cfg.video_base_dir == f"logs/<time>-{Path(path).stem}/video/train"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ctrl-C, once or twice: exit status 130, no simulator left behind, nothing left in shared memory."""
+"""Ctrl-C: exit status 130, no simulator left behind, nothing in shared memory; once saves the step, twice does not."""
 
 from __future__ import annotations
 
@@ -13,22 +13,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from rlinf.commands.jobs import train_to_the_end
 from rlinf.config.derived import make_plan
 from rlinf.runner import Runner
 from tests.conftest import REPO
-from tests.runs import leaked, toy_config, wait_gone
-
-
-def children(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rsplit(")", 1)[1].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if parent == pid:
-            found.append(int(stat.parent.name))
-    return found
+from tests.runs import children, leaked, make_runner, toy_config, wait_gone
 
 
 class InterruptedRunner(Runner):
@@ -66,6 +55,39 @@ def test_sigterm_leaves_no_step_unsaved_whenever_it_comes(tmp_path: Path, monkey
     assert early >= 2
 
 
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, None), ("ignored SIGHUP", 0)]
+)
+def test_signals_that_save(
+    number: signal.Signals | str, status: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nohup made this process ignore stays ignored."""
+    runner = make_runner(toy_config(tmp_path, "runner.max_epochs=2", "runner.save_interval=2"))
+    monkeypatch.setattr("rlinf.runner.step_metrics", lambda *args, **options: {})
+    sent = number if isinstance(number, signal.Signals) else signal.SIGHUP
+    handler = signal.getsignal(sent)
+    if sent is not number:
+        signal.signal(sent, signal.SIG_IGN)
+
+    def step(number: int) -> dict[str, float]:
+        os.kill(os.getpid(), sent)
+        return {"env/steps": 1.0}
+
+    monkeypatch.setattr(runner, "step", step)
+    try:
+        if status == 0:
+            train_to_the_end(runner)
+        else:
+            with pytest.raises(KeyboardInterrupt if status is None else SystemExit) as left:
+                train_to_the_end(runner)
+            assert status is None or left.value.code == status
+    finally:
+        runner.close()
+        assert signal.getsignal(sent) == (signal.SIG_IGN if sent is not number else handler)
+        signal.signal(sent, handler)
+    assert runner.global_step == runner.saved_step == (2 if status == 0 else 1)
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A training run in its second step or later."""
@@ -81,7 +103,7 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c(run, times):
+def test_ctrl_c(run, times, tmp_path):
     shared = set(os.listdir("/dev/shm"))
     simulators = children(run.pid)
     assert simulators
@@ -93,5 +115,12 @@ def test_ctrl_c(run, times):
     assert "Traceback" not in err
     assert wait_gone(simulators)
     assert not leaked(shared)
-    if times == 1:
-        assert err.splitlines()[-1] == "interrupted"
+    saved = list(tmp_path.glob("toy_ppo_compact/checkpoints/global_step_*"))
+    if times == 1:  # the running step was finished
+        assert err.splitlines()[-2:] == [
+            "SIGINT: finishing and saving this step; Ctrl-C again leaves at once",
+            "interrupted",
+        ]
+        assert len(saved) == 1
+    else:
+        assert saved == []

@@ -94,7 +94,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     [
         ("env", signal.SIGKILL),
         pytest.param("rollout", signal.SIGSEGV, marks=pytest.mark.slow),
-        pytest.param("actor", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("actor", signal.SIGABRT, marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_dies_ends_the_run_and_is_named(run, worker, number):
@@ -129,8 +129,9 @@ def test_a_driver_that_is_killed_leaves_nothing(run):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_first(run):
-    run.process.send_signal(signal.SIGTERM)
+def test_sigterm_to_every_process_saves_first(run):
+    for pid in (*run.below, run.process.pid):
+        os.kill(pid, signal.SIGTERM)
     run.end()
     assert run.process.returncode == 143
     assert list(run.logs.parent.glob("*/checkpoints/global_step_*"))

@@ -14,15 +14,16 @@ import torch
 from safetensors.torch import load_file
 
 from rlinf.models.policy import find_policy
+from rlinf.storage.step_checkpoint import Manifest
 from tests.inside import worker
-from tests.runs import make_runner, toy_config
+from tests.runs import children, make_runner, toy_config, wait_gone
 
 OVERRIDES = ["runner.max_epochs=4", "runner.save_interval=1", "env.train.auto_reset=true", "runner.resume_dir=auto"]
 
 
 def lines(folder: Path) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    return [{k: v for k, v in row.items() if k != "run" and not k.startswith("time/")} for row in rows]
 
 
 def checkpoint(folder: Path, step: int = 4) -> Path:
@@ -61,17 +62,25 @@ def test_kill_and_resume_equals_an_uninterrupted_run(tmp_path, uninterrupted):
         assert all(a[k].equal(b[k]) for k in a)
 
 
-def test_sigterm_saves_the_running_step_and_leaves_with_its_own_status(tmp_path):
+def test_sigterm_to_every_process_saves_the_running_step(tmp_path):
+    """As clusters send it."""
     command = [sys.executable, "-m", "rlinf", "train", "toy_ppo_compact", "runner.max_epochs=1000"]
-    command += [f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[]"]
+    command += [f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[]", "env.train.auto_reset=true"]
+    command += ["env.train.total_num_envs=4", "env.train.rollout_epoch=1", "env.train.num_processes=2"]
+    command += ["env.train.max_episode_steps=12", "algorithm.update_epoch=40"]  # most of the time is the update's
+    command += ["actor.micro_batch_size=16", "actor.global_batch_size=16"]
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     while not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text():
         assert run.poll() is None
         time.sleep(0.02)
-    os.kill(run.pid, signal.SIGTERM)
+    simulators = children(run.pid)
+    assert len(simulators) == 2
+    for pid in (*simulators, run.pid):
+        os.kill(pid, signal.SIGTERM)
     assert run.wait() == 143
-    saved = list((tmp_path / "toy_ppo_compact" / "checkpoints").glob("global_step_*"))
-    assert len(saved) == 1
+    (saved,) = (tmp_path / "toy_ppo_compact" / "checkpoints").glob("global_step_*")
+    assert Manifest.read(saved).step == len(lines(tmp_path))
+    assert wait_gone(simulators)
 
 
 def test_resume_restores_the_normalisation_statistics(tmp_path):

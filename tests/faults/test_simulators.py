@@ -51,6 +51,21 @@ def idle(env: VecEnv) -> torch.Tensor:
     return torch.zeros(env.num_envs, CHUNK, env.spec.action_dim)
 
 
+def test_a_simulator_that_dies_while_its_state_is_saved_begins_anew(make: Make) -> None:
+    env, other = make(auto_reset=True), make(auto_reset=True)
+    env.reset()
+    env.chunk_step(idle(env))
+    assert not env.began_anew()
+    os.kill(env._fleet.pids()[0], signal.SIGKILL)
+    state = env.state()
+    assert [e["elapsed"] for e in state["episodes"]] == [0, 0, CHUNK, CHUNK]
+    assert [e["number"] for e in state["episodes"]] == [1, 1, 0, 0]
+    assert (env.began_anew(), env.began_anew()) == (True, False)
+    resumed = other.load_state(state)
+    assert resumed.obs.images.equal(env.start().obs.images)
+    assert env.chunk_step(idle(env)).rewards.equal(other.chunk_step(idle(other)).rewards)
+
+
 def test_a_killed_simulator_restarts_and_its_steps_are_masked(make: Make) -> None:
     env = make()
     before = env.reset()

@@ -133,7 +133,7 @@ def table() -> dict[str, str]:
 
 def emitted(folder: Path) -> set[str]:
     """The rows of the table, and the aliases, that a metrics.jsonl holds."""
-    names = {name for line in read_jsonl(folder / "metrics.jsonl") for name in line} - {"step"}
+    names = {name for line in read_jsonl(folder / "metrics.jsonl") for name in line} - {"step", "run"}
     return {name if name in CANONICAL else find_metric(name).name for name in names}
 
 

@@ -25,6 +25,7 @@ def test_an_evaluation_logs_to_every_backend(tmp_path: Path, expert: bool) -> No
     assert len(records) == 4
     (line,) = read_jsonl(tmp_path / "metrics.jsonl")
     assert line.pop("step") == 0
+    assert line.pop("run") == json.loads((tmp_path / "run.json").read_text())["id"]
     assert line == {**metrics, "eval/num_trajectories": 4.0}
     assert {"eval/success_once", "eval/success_low", "eval/success_high", "eval/return"} <= set(line)
     assert expert or {"time/eval", "time/env/evaluate", "time/rollout/evaluate"} <= set(line)

@@ -3,18 +3,20 @@
 import json
 import re
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
-from rlinf.storage.step_checkpoint import Manifest, config_hash, find_resume, new_checkpoint
+from rlinf.storage.step_checkpoint import Manifest, config_hash, find_resume, new_checkpoint, sha256
 
 
-def save(root, step, keep=0, text="weights", config_hash="h"):
-    with new_checkpoint(root, step, config_hash=config_hash, keep=keep) as folder:
+def save(root, step, keep=0, text="weights", config_hash="h", run=""):
+    with new_checkpoint(root, step, config_hash=config_hash, keep=keep, run=run) as folder:
         (folder / "actor").mkdir()
         (folder / "actor" / "w.bin").write_text(text)
+        (folder / "runner.json").write_text(json.dumps({"step": step, "env": []}))
     return root / f"global_step_{step}"
 
 
@@ -23,11 +25,22 @@ def rewrite(folder, **keys):
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
+def reseal(folder, text):
+    """Another runner.json under a manifest that agrees with it; None for none at all."""
+    files = Manifest.parse(folder).files
+    (folder / "runner.json").unlink()
+    del files["runner.json"]
+    if text is not None:
+        (folder / "runner.json").write_text(text)
+        files["runner.json"] = sha256(folder / "runner.json")
+    rewrite(folder, files=files)
+
+
 def test_manifest_lists_every_file(tmp_path):
     folder = save(tmp_path, 3)
     assert folder.name == "global_step_3"
     manifest = Manifest.read(folder)
-    assert (manifest.step, list(manifest.files)) == (3, ["actor/w.bin"])
+    assert (manifest.step, list(manifest.files)) == (3, ["actor/w.bin", "runner.json"])
 
 
 def test_an_interrupted_write_leaves_the_last_one_in_charge(tmp_path):
@@ -58,8 +71,8 @@ def test_auto_takes_what_the_same_config_saved_last(tmp_path):
     warnings = []
     assert find_resume(tmp_path, "auto", "h", warnings.append).name == "global_step_2"
     assert warnings == [
-        f"runner.resume_dir=auto skips global_step_20 in {tmp_path}, saved under other settings of what is learnt and "
-        "how; name one to continue from it all the same"
+        f"runner.resume_dir=auto skips global_step_20 in {tmp_path}, saved by another run or under other settings of "
+        "what is learnt and how; name one to continue from it all the same"
     ]
     assert find_resume(tmp_path, "auto", "third", print) is None
     assert find_resume(tmp_path, str(tmp_path / "global_step_20"), "h", print).name == "global_step_20"
@@ -98,6 +111,13 @@ def test_what_tells_runs_apart(more, same):
         (lambda f: (f / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json cannot be read"),
         (lambda f: rewrite(f, files=None), "manifest.json cannot be read (files must be an object of checksums)"),
         (lambda f: rewrite(f, files={"actor/w.bin": 3}), "manifest.json cannot be read (files must be an object"),
+        (lambda f: rewrite(f, files={}), "manifest.json cannot be read (it lists no files)"),
+        (lambda f: rewrite(f, step=7), "manifest.json cannot be read (its step is 7)"),
+        (lambda f: rewrite(f, saved_at="noon"), "manifest.json cannot be read (saved_at must be a number)"),
+        (lambda f: reseal(f, None), "runner.json is missing"),
+        (lambda f: reseal(f, '{"step": 1'), "runner.json cannot be read"),
+        (lambda f: reseal(f, '{"step": 2, "env": []}'), "runner.json cannot be read (its step is another"),
+        (lambda f: reseal(f, "[]"), "runner.json cannot be read"),
     ],
 )
 def test_a_damaged_folder_named_outright_is_refused(tmp_path, damage, message):
@@ -105,6 +125,46 @@ def test_a_damaged_folder_named_outright_is_refused(tmp_path, damage, message):
     damage(folder)
     with pytest.raises(UserError, match=re.escape(message)):
         find_resume(tmp_path, str(folder), "h", print)
+    assert find_resume(tmp_path, "auto", "h", lambda text: None) is None
+
+
+def test_what_is_no_folder_is_passed_over_and_replaced(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / "global_step_2").write_text("a file")
+    (tmp_path / "global_step_3").symlink_to("nowhere")
+    assert find_resume(tmp_path, "auto", "h", print).name == "global_step_1"
+    for step in (2, 3):
+        with pytest.raises(UserError, match="is not a folder; there: global_step_1"):
+            find_resume(tmp_path, str(tmp_path / f"global_step_{step}"), "h", print)
+    for step in (2, 3):
+        save(tmp_path, step)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["global_step_1", "global_step_2", "global_step_3"]
+    assert find_resume(tmp_path, "auto", "h", print).name == "global_step_3"
+
+
+def test_a_crash_between_the_renames_loses_neither_copy(tmp_path, monkeypatch):
+    save(tmp_path, 1, text="first")
+    rename = Path.rename
+
+    def crash(path, target):
+        if path.name == ".tmp-global_step_1":
+            raise KeyboardInterrupt  # the old one has made room, the new one has not come
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", crash)
+    with suppress(KeyboardInterrupt):
+        save(tmp_path, 1, text="second")
+    assert (tmp_path / "global_step_1" / "actor" / "w.bin").read_text() == "first"
+    monkeypatch.undo()
+    (tmp_path / "global_step_1").rename(tmp_path / ".old-global_step_1")  # the same, by a power cut
+    assert find_resume(tmp_path, "auto", "h", print).name == "global_step_1"
+    assert [p.name for p in tmp_path.iterdir()] == ["global_step_1"]
+
+
+def test_auto_takes_checkpoints_of_its_own_run_only(tmp_path):
+    save(tmp_path, 1, run="a")
+    save(tmp_path, 2, run="b")
+    assert find_resume(tmp_path, "auto", "h", print, run="a").name == "global_step_1"
 
 
 def test_missing_folder_lists_what_is_there(tmp_path):

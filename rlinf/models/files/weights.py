@@ -181,6 +181,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise UserError(f"{index} cannot be read as an index of shards: weight_map must name a file per tensor")
+    for shard in shards.values():
+        if Path(shard).is_absolute() or ".." in Path(shard).parts:
+            raise UserError(f"{index} names {shard!r}: shards must lie in its own folder")
     return shards
 
 

@@ -246,17 +246,21 @@ def open_session(cfg: Config) -> Iterator[list[Node]]:
     session.ignore_read_only_warnings()
     with ExitStack() as stack:
         sigterm = signal.getsignal(signal.SIGTERM)
+        # Ray's processes never get the signals that a cluster sends to every process at once: they must still save.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
         try:
             if address is None:
                 folder = stack.enter_context(session.private_folder())
                 stack.callback(ray.shutdown, wait_for_processes=True)
                 _start(cfg, folder)
+                _kill_at_shutdown()
             else:
                 stack.callback(ray.shutdown)
                 _join(address)
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, sigterm)  # ray.init has put its own there
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield find_nodes(cfg)
 
 
@@ -285,6 +289,13 @@ def _start(cfg: Config, folder: Path) -> None:
         )
     finally:
         ray_services.resolve_ip_for_localhost = resolve
+
+
+def _kill_at_shutdown() -> None:
+    """Let ray.shutdown kill Ray's processes, which have SIGTERM blocked, instead of waiting a second for each."""
+    node: Any = ray_driver._global_node  # private
+    end = node.kill_all_processes
+    node.kill_all_processes = lambda **how: end(**how | {"allow_graceful": False})
 
 
 def _join(address: str) -> None:

@@ -64,7 +64,8 @@ class WorkerProcess:
         if address == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.log = open_log(cfg, plan, index)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's own waits for calls that may wait for a dead process
+        for number in (signal.SIGTERM, signal.SIGHUP):  # sent to every process of a job: the driver still saves
+            signal.signal(number, signal.SIG_IGN)
         ignore_read_only_warnings()
         self._port = 0
         if index == 0 and any(len(members) > 1 for members in plan.process_groups.values()):
@@ -166,7 +167,8 @@ def open_log(cfg: Config, plan: Plan, index: int) -> Path:
     os.close(file)
     workers = plan.processes[index].workers
     names = ", ".join(f"{w.role} rank {w.rank}" for w in workers)
-    print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} pid {os.getpid()}: {names}", flush=True)
+    run = f" run {cfg.runner.run_id}" if cfg.runner.run_id else ""
+    print(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}{run} pid {os.getpid()}: {names}", flush=True)
     if cfg.runner.per_worker_log:
         group_names = {"env": cfg.env.group_name, "rollout": cfg.rollout.group_name, "actor": cfg.actor.group_name}
         for role, rank in workers:

@@ -6,5 +6,6 @@ solved. A task's name, or a list of them, in `task_suite_name` or `init_params.t
 
 from rlinf.simulators.calvin.expert import Expert as Expert
 from rlinf.simulators.calvin.scene import Scene as Scene
+from rlinf.simulators.calvin.scene import check_setup as check_setup
 from rlinf.simulators.calvin.suite import Options as Options
 from rlinf.simulators.calvin.suite import spec as spec

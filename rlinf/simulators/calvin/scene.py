@@ -25,13 +25,18 @@ def check_bullet() -> None:
         )
 
 
+def check_setup(options: Options) -> None:
+    """Refuse to start where files that the scenes need are missing."""
+    check_folder(find_folder(options.data_path), options.scenes)
+
+
 class Scene(ReplayScene):
     """An episode: a world, the chain of its tasks, and the facts of the moment at which the current task began."""
 
     def __init__(self, options: Options) -> None:
         check_bullet()
+        check_setup(options)
         folder = find_folder(options.data_path)
-        check_folder(folder, options.scenes)
         self.options = options
         self._sentences = read_annotations(folder, options.sentences)
         from rlinf.simulators.calvin.world import World
