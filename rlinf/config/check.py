@@ -12,6 +12,7 @@ from rlinf.algorithms.registry import ADVANTAGES, LOSSES
 from rlinf.config.derived import (
     acts_with_old_weights,
     chunks_per_rollout,
+    divisors,
     largest_divisor,
     make_plan,
     micro_batch_size,
@@ -30,7 +31,6 @@ from rlinf.storage.step_checkpoint import verify_ckpt_path
 logger = logging.getLogger(__name__)
 
 Purpose = Literal["train", "eval", "sft", "collect", "plan", "quickstart"]
-PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 
 
 def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> None:
@@ -91,8 +91,6 @@ def _check_runner(cfg: Config) -> None:
 def _check_weights(cfg: Config, purpose: Purpose) -> None:
     """Weights must be there where they are needed; small sizes may start from random ones."""
     model, key = cfg.actor.model, "actor.model.model_path"
-    if model.precision not in PRECISIONS:
-        raise UserError(f"actor.model.precision={model.precision!r} must be fp32, bf16 or null")
     if model.is_lora:
         model.num_parameters()  # refuses ranks and targets that cannot be
     elif model.lora_path is not None:
@@ -264,8 +262,11 @@ def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
                 *(micro, fitting, batch, batch // ranks, ranks),
             )
         return
-    legal = [b for b in range(ranks, size + 1, ranks) if size % b == 0 and _has_micro_batches(b // ranks, micro)]
-    near = [*[b for b in legal if b < batch][-1:], *[b for b in legal if b > batch][:1]]
+    sizes = sorted(
+        b for b in divisors(chunks_per_rollout(cfg), train.total_num_envs, train.rollout_epoch) if b % ranks == 0
+    )
+    around = [b for b in reversed(sizes) if b < batch], [b for b in sizes if b > batch]
+    near = [b for side in around for b in [next((b for b in side if _has_micro_batches(b // ranks, micro)), 0)] if b]
     nearest = f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else "none does"
     raise UserError(f"actor.global_batch_size={batch} {rule}; {nearest}")
 

@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,8 +27,9 @@ from yaml import MappingNode, SafeLoader, ScalarNode, YAMLError
 from yaml import compose as compose_nodes
 
 from rlinf.compat.keys import OLD_GROUPS, RENAMED, is_below, no_effect_paths, rename_path, warn_once
-from rlinf.config.schema import ClusterConfig
+from rlinf.config.schema import ClusterConfig, Config
 from rlinf.errors import UserError
+from rlinf.typed import block_paths, check_value
 
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
@@ -70,8 +72,13 @@ def default_config_dir() -> Path:
 
 def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path) -> Composed:
     """Read a config by name or path, with its fragments, overrides and old names."""
-    file = find_config_file(name_or_path, config_dir)
     groups = [o for o in overrides if _picks_fragment(o)]
+    composed = _read(find_config_file(name_or_path, config_dir), groups, config_dir)
+    return with_overrides(composed, [o for o in overrides if o not in groups])
+
+
+def _read(file: Path, groups: Sequence[str], config_dir: Path) -> Composed:
+    """What the files say; the layer of the command line, the last, is empty yet."""
     _register_old_groups(config_dir)
     GlobalHydra.instance().clear()
     try:
@@ -95,13 +102,28 @@ def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{_shown(file)}: {_one_line(error)}") from error
     _take_last_placement(tree, layers)
+    return Composed(tree, (*layers, Layer(COMMAND_LINE, {})))
+
+
+def with_overrides(files: Composed, overrides: Sequence[str]) -> Composed:
+    """A config as the files say it, with `key=value` settings and new names for old keys on top."""
+    tree: Tree = deepcopy(files.tree)
     command_line: Tree = {}
     for override in overrides:
-        if override not in groups:
-            _override(tree, command_line, override)
-    composed = Composed(tree, (*layers, Layer(COMMAND_LINE, command_line)))
+        _override(tree, command_line, override)
+    composed = Composed(tree, (*files.layers[:-1], Layer(COMMAND_LINE, command_line)))
     _apply_aliases(composed)
+    _check_blocks(composed)
     return composed
+
+
+def _check_blocks(composed: Composed) -> None:
+    """Refuse a value where a block of keys belongs; what reads the blocks may then rely on them."""
+    for path in block_paths(Config):
+        value = get(composed.tree, path)
+        refers = isinstance(value, str) and value.startswith("${")
+        if value is not ABSENT and not refers:
+            check_value(dict[str, Any], value, path, composed.origin)
 
 
 def find_config_file(name_or_path: str, config_dir: Path) -> Path:
@@ -139,9 +161,10 @@ def _take_no_effect(composed: Composed, tree: Tree) -> None:
         source = composed.origin(path)
         if (value := take(tree, path)) is ABSENT:
             continue
-        if row.only and value not in row.only:
+        if row.only and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in row.only):
             only = " or ".join(map(str, row.only))
             raise UserError(f"{source}: {path}={value} must be {only}, or left out: {row.why}")
+        check_value(row.kind, value, path, composed.origin)
         if value not in (None, {}):
             ignored.setdefault(source, []).append(path)
     for source, paths in ignored.items():

@@ -37,7 +37,11 @@ def load_config(
     `devices` is the accelerators per node, by default those of this machine.
     Example: load_config("toy_ppo_compact", ["runner.max_epochs=2"]).actor.model.size == "compact"
     """
-    composed = compose_config(name_or_path, overrides, config_dir or default_config_dir())
+    return checked_config(compose_config(name_or_path, overrides, config_dir or default_config_dir()), purpose, devices)
+
+
+def checked_config(composed: Composed, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> Config:
+    """The config of a composed tree, refused where a key or a value cannot be."""
     cfg = typed_config(composed, resolve(composed, default_tree(composed)), purpose)
     check_config(cfg, purpose, devices)
     return cfg

@@ -86,7 +86,7 @@ TABLE = {
     ),
     "wrong type": (
         ["train", "toy_ppo_compact", "actor.optim.lr=fast"],
-        "command line: actor.optim.lr='fast' must be a number",
+        "command line: actor.optim.lr='fast' must be a number from 0 to 10; default is 1e-05",
     ),
     "wrong choice": (
         ["train", "toy_ppo_compact", "actor.model.openpi.noise_method=flow_sd"],
@@ -179,7 +179,7 @@ def test_rlinf_alone_shows_its_help(monkeypatch, capfd):
     [
         ("runner: {max_epoch: 3}", "unknown key runner.max_epoch; did you mean runner.max_epochs?"),
         ("env: {train: {total_envs: 3}}", "unknown key env.train.total_envs; did you mean env.train.total_num_envs?"),
-        ("algorithm: {gamma: high}", "algorithm.gamma='high' must be a number"),
+        ("algorithm: {gamma: high}", "algorithm.gamma='high' must be a number from 0 to 1; default is 0.99"),
         (
             "runner: [1, 2]",
             "In 'mine': ConfigTypeError raised while composing config: Cannot merge DictConfig with ListConfig",

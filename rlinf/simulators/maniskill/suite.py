@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rlinf.errors import did_you_mean
 from rlinf.simulators.contract import EnvSpec
@@ -13,6 +13,7 @@ from rlinf.simulators.maniskill.constants import CONTROL_FREQ, CONTROL_MODE, NAT
 from rlinf.simulators.maniskill.observation import CRITIC_COLUMNS
 from rlinf.simulators.maniskill.reset_ids import OOD, reset_ids, rows_of, task_groups, task_names
 from rlinf.simulators.maniskill.tasks import PREFIX, variant
+from rlinf.typed import Pixels, Within
 
 SHADERS = ("minimal", "default")
 
@@ -25,7 +26,7 @@ class Options:
     """Environment id, or ood: the published out-of-distribution evaluation, 16 environments in one run."""
     obj_set: Literal["train", "test", "all"] = "train"
     """Which objects, plates and images an id chooses from."""
-    image_size: int | tuple[int, int] | None = None
+    image_size: Pixels | tuple[Pixels, Pixels] | None = None
     """Pixels of the image, a square's side or [height, width]; null is 480 x 640. The field of view stays."""
     state: Literal["qpos", "qpos+target"] = "qpos"
     """qpos: the 8 joints, as published; qpos+target appends the pose that actions move, in the base's frame (7)."""
@@ -39,7 +40,7 @@ class Options:
     """shader_pack: minimal or default."""
     control_mode: str | None = None
     """Only that of WidowX, which null stands for."""
-    trials_per_task: int = 64
+    trials_per_task: Annotated[int, Within(1, 10**6)] = 64
     """Episodes of each environment of the suite ood."""
     task_suite_name: str | None = None
     """Another name for id."""
@@ -57,8 +58,6 @@ class Options:
             raise ValueError(f"state={self.state} needs sim_backend: cpu; a batch on a GPU gives qpos")
         if self.id == OOD and self.on_gpu:
             raise ValueError(f"id={OOD} needs sim_backend: cpu: a batch on a GPU plays one environment id")
-        if self.trials_per_task < 1:
-            raise ValueError(f"trials_per_task={self.trials_per_task} must be at least 1")
         _check_keys("sim_config", self.sim_config, ("sim_freq", "control_freq"))
         _check_keys("sensor_configs", self.sensor_configs, ("shader_pack",))
         if self.shader not in SHADERS:
@@ -70,10 +69,6 @@ class Options:
         if self.sim_freq % self.control_freq:
             raise ValueError(
                 f"sim_config.sim_freq={self.sim_freq} must be a multiple of control_freq={self.control_freq}"
-            )
-        if len(self.size) != 2 or any(not isinstance(side, int) or side < 16 for side in self.size):
-            raise ValueError(
-                f"image_size={self.image_size!r} must be a side or [height, width], at least 16 pixels each"
             )
 
     @property
