@@ -91,14 +91,22 @@ def check_fields(block: Any, path: str) -> None:
     convert(type(block), vars(block), path)
 
 
-def unknown_key(path: str, siblings: set[str], origin: Origin | None, all_keys: frozenset[str]) -> UserError:
+class UnknownKeyError(UserError):
+    """A key that nobody reads; `path` is its path, `siblings` are the keys of its block, `source` names its file."""
+
+    def __init__(self, path: str, siblings: set[str], source: str, hint: str) -> None:
+        super().__init__(f"{source}unknown key {path}; {hint}")
+        self.path, self.siblings, self.source = path, siblings, source
+
+
+def unknown_key(path: str, siblings: set[str], origin: Origin | None, all_keys: frozenset[str]) -> UnknownKeyError:
     """The error for a key nobody reads, with the nearest key that exists."""
     parent, _, name = path.rpartition(".")
     near = [_join(parent, s) for s in difflib.get_close_matches(name, sorted(siblings), 1)]
     near = near or sorted(k for k in all_keys if k.rpartition(".")[2] == name)[:1]
     near = near or difflib.get_close_matches(path, sorted(all_keys), 1)
     hint = f"did you mean {near[0]}?" if near else f"keys there: {', '.join(sorted(siblings))}"
-    return UserError(f"{_source(path, origin)}unknown key {path}; {hint}")
+    return UnknownKeyError(path, siblings, _source(path, origin), hint)
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -122,6 +130,16 @@ def block_paths(cls: type, path: str = "") -> Iterator[str]:
             yield from block_paths(inner, _join(path, f.name))
         elif get_origin(inner) is dict:
             yield _join(path, f.name)
+
+
+def leaves(cls: type, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key below `cls` that takes a value rather than a block, with its annotation."""
+    for f in fields(cls):
+        inner = hints(cls)[f.name]
+        if _is_config(inner):
+            yield from leaves(inner, _join(path, f.name))
+        else:
+            yield _join(path, f.name), inner
 
 
 def key_paths(cls: type, path: str = "") -> Iterator[str]:
@@ -193,7 +211,7 @@ def _is_finite(value: Any) -> bool:
 
 def _nearest(hint: Any, value: Any, default: Any) -> str:
     """The nearest value that a key may have, or its default, as the end of an error."""
-    near = did_you_mean(value, [c for c in _choices(hint) if isinstance(c, str)]) if isinstance(value, str) else ""
+    near = did_you_mean(value, [c for c in choices(hint) if isinstance(c, str)]) if isinstance(value, str) else ""
     rule = next(_rules(hint), None)
     if rule is not None and isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
         kind, within = rule
@@ -220,12 +238,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]}..."
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
+def choices(hint: Any) -> tuple[Any, ...]:
     """The literal values an annotation allows, if it names any."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return (
-        tuple(c for arg in get_args(hint) for c in _choices(arg)) if get_origin(hint) not in (dict, list, tuple) else ()
+        tuple(c for arg in get_args(hint) for c in choices(arg)) if get_origin(hint) not in (dict, list, tuple) else ()
     )
 
 

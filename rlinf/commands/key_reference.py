@@ -26,7 +26,7 @@ Printed by `python -m rlinf.commands.key_reference` (`make docs`); edit the docs
 A config is a YAML file under `examples/embodiment/config` (or any path), composed by Hydra from its `defaults`, with
 `key=value` settings from the command line on top. A recipe holds only what differs from the defaults below. A key that
 is not on this page is refused with the file that set it and the nearest key that exists; so is a value of another type
-or outside of the range given here (both ends belong to it; a NaN or an infinity is never a value), with the nearest legal one.
+or outside of the range given here, with the nearest legal one. Both ends belong to a range, NaN and infinities to none.
 
 Settings are YAML: `env.train.init_params.render=fast`, `collect.tasks=[reach-v3,push-v3]`, `~env.eval.video_cfg` to
 take a key out, `model@actor.model=pi0_5` to pick another fragment. `${a.b}` refers to a key, `${.x}` to one in the same

@@ -22,7 +22,7 @@ from rlinf.config.derived import (
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import drops_rotation, env_spec, unread_keys
-from rlinf.errors import UserError
+from rlinf.errors import UserError, where_to_get
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
 from rlinf.placement.plan import Plan
@@ -110,9 +110,10 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
         if purpose != "sft" and cfg.runner.resume_dir is None and cfg.runner.ckpt_path is None:
             logger.warning("%s is not set: the policy starts from random weights", key)
     elif not Path(model.model_path).expanduser().exists():
-        raise UserError(f"{key}={model.model_path!r} does not exist")
+        raise UserError(f"{key}={model.model_path!r} does not exist{where_to_get(model.model_path, key)}")
     if model.is_lora and model.lora_path is not None and not Path(model.lora_path).expanduser().exists():
-        raise UserError(f"actor.model.lora_path={model.lora_path!r} does not exist")
+        hub = where_to_get(model.lora_path, "actor.model.lora_path")
+        raise UserError(f"actor.model.lora_path={model.lora_path!r} does not exist{hub}")
 
 
 def _check_precision(cfg: Config, *, has_gpu: bool) -> None:

@@ -33,7 +33,6 @@ from rlinf.typed import block_paths, check_value
 
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
-RECIPES = Path(__file__).parents[1] / "recipes"
 PLACEMENT = "cluster.component_placement"
 ABSENT = object()  # what `get` returns for a key nobody set; None is a value
 
@@ -62,12 +61,6 @@ class Composed:
         names = [path, *(old + path[len(n) :] for old, new in RENAMED.items() for n in new if is_below(path, n))]
         rank = max(self.rank(name) for name in names)
         return self.layers[rank if rank >= 0 else -2].source
-
-
-def default_config_dir() -> Path:
-    """examples/embodiment/config of the working folder, else the recipes of the installed package."""
-    here = Path("examples/embodiment/config")
-    return here.absolute() if here.is_dir() else RECIPES
 
 
 def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path) -> Composed:

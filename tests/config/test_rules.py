@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from rlinf.compat.keys import no_effect_paths
 from rlinf.config.check import check_config
-from rlinf.config.compose import Composed, compose_config, default_config_dir, put, resolve, with_overrides
+from rlinf.config.compose import Composed, compose_config, put, resolve, with_overrides
 from rlinf.config.load import checked_config, default_tree, typed_config
+from rlinf.config.recipes import default_config_dir
 from rlinf.config.schema import Config
 from rlinf.envs.spec import available_simulators, find_simulator
 from rlinf.errors import UserError
