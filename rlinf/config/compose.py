@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MappingNode, SafeLoader, ScalarNode, YAMLError
+from yaml import CollectionNode, MappingNode, Node, SafeLoader, ScalarNode, YAMLError
 from yaml import compose as compose_nodes
 
 from rlinf.compat.keys import OLD_GROUPS, RENAMED, is_below, no_effect_paths, rename_path, warn_once
@@ -34,6 +35,8 @@ from rlinf.typed import block_paths, check_value
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
 PLACEMENT = "cluster.component_placement"
+MOST_VALUES = 100_000  # of a config; recipes have a few hundred
+TOO_DEEP = "its blocks are nested too deeply"
 ABSENT = object()  # what `get` returns for a key nobody set; None is a value
 
 
@@ -94,6 +97,8 @@ def _read(file: Path, groups: Sequence[str], config_dir: Path) -> Composed:
             tree = merged(tree, layers[-1].tree)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{_shown(file)}: {_one_line(error)}") from error
+    except RecursionError:
+        raise UserError(f"{_shown(file)}: its `defaults` lead back to a file they start from, or {TOO_DEEP}") from None
     _take_last_placement(tree, layers)
     return Composed(tree, (*layers, Layer(COMMAND_LINE, {})))
 
@@ -228,9 +233,12 @@ def _override(tree: Tree, command_line: Tree, override: str) -> None:
             raise UserError(f"{COMMAND_LINE}: {override!r}: there is no key {path} to remove")
         return
     try:
+        _check_aliases(f"value: {text}")
         value = _plain(OmegaConf.create(f"value: {text}"))["value"] if text.strip() else None
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{COMMAND_LINE}: {override!r}: {_one_line(error)}") from error
+    except RecursionError:
+        raise UserError(f"{COMMAND_LINE}: the value of {path}: {TOO_DEEP}") from None
     for name in rename_path(path):
         _replace_placement(tree, name)
         put(tree, name, value)
@@ -274,7 +282,7 @@ def _split_pasted(file: Path) -> tuple[str, list[str]]:
     YAML itself allows a name only once.
     """
     text = file.read_text(encoding="utf-8")
-    root = compose_nodes(text, Loader=SafeLoader)
+    root = _check_aliases(text)
     entries = root.value if isinstance(root, MappingNode) else []
     if not entries or not all(isinstance(key, ScalarNode) for key, _ in entries):
         return text, []  # nothing is named twice; what is wrong with it is said when it is read
@@ -287,6 +295,26 @@ def _split_pasted(file: Path) -> tuple[str, list[str]]:
             own += text[start:end]
         seen.add(key.value)
     return own, pasted
+
+
+def _check_aliases(text: str) -> Node | None:
+    """The nodes of a YAML text; YAMLError where its aliases, written out, would make more values than a config has."""
+    root = compose_nodes(text, Loader=SafeLoader)
+    sizes: dict[int, float] = {}
+
+    def size(node: Node) -> float:
+        """How many values a node holds once its aliases are written out; infinite where it holds itself."""
+        if id(node) not in sizes:
+            sizes[id(node)] = inf
+            parts = node.value if isinstance(node, CollectionNode) else []
+            inner = (n for part in parts for n in (part if isinstance(part, tuple) else (part,)))
+            sizes[id(node)] = 1 + sum(map(size, inner))
+        return sizes[id(node)]
+
+    if root is not None and (total := size(root)) > MOST_VALUES:
+        count = "without end" if total == inf else f"to {total:.3g} values"
+        raise YAMLError(f"its aliases (&name, *name) expand {count}; {MOST_VALUES} are the most")
+    return root
 
 
 @contextmanager

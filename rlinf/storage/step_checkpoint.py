@@ -61,7 +61,7 @@ class Manifest:
             manifest = cls(**json.loads(path.read_text()))
             if not isinstance(manifest.files, dict) or not all(isinstance(h, str) for h in manifest.files.values()):
                 raise TypeError("files must be an object of checksums")
-        except (ValueError, TypeError) as error:  # no text, no JSON, or other keys
+        except (ValueError, TypeError, RecursionError) as error:  # no text, no JSON, or other keys
             raise UserError(f"checkpoint {folder}: manifest.json cannot be read ({error})") from error
         return manifest
 

@@ -370,3 +370,33 @@ def test_training_plays_whole_chunks_where_evaluations_may_cut_them() -> None:
 def test_an_evaluation_may_have_more_ranks_than_a_batch_has_samples() -> None:
     cfg = load_config("toy_ppo_compact", ["actor.global_batch_size=2", "actor.micro_batch_size=2"], purpose="eval")
     assert micro_batch_size(cfg, 4) == 1
+
+
+BOMB = "a: &a [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (BOMB, r"its aliases \(&name, \*name\) expand to 1.23e\+09 values; 100000 are the most"),
+        ("runner: &run {logger: *run}", r"its aliases \(&name, \*name\) expand without end; 100000 are the most"),
+        ("defaults: [mine]", "its `defaults` lead back to a file they start from, or its blocks are nested too deeply"),
+        (
+            "runner: " + "{a: " * 3000 + "1" + "}" * 3000,
+            "its `defaults` lead back .*, or its blocks are nested too deep",
+        ),
+    ],
+)
+def test_a_file_without_end_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=rf"mine.yaml: {line}"):
+        load_config(str(file))
+
+
+def test_a_value_without_end_is_one_line() -> None:
+    for value in ("[" * 500, "&a [*a]"):
+        with pytest.raises(UserError, match=r"^command line: .*(nested too deeply|expand without end)"):
+            load_config("toy_ppo_compact", [f"collect.tasks={value}"])
