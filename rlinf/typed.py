@@ -194,9 +194,12 @@ def _fit(hint: Any, value: Any) -> Any:
             return _NO
         kinds = args[:1] * len(value) if origin is list or args[-1] is Ellipsis else args
         items = [_fit(kind, item) for kind, item in zip(kinds, value, strict=False)]
-        return _NO if len(kinds) != len(value) or _NO in items else origin(items)
+        return _NO if len(kinds) != len(value) or any(item is _NO for item in items) else origin(items)
     if origin is dict:
-        return dict(value) if isinstance(value, Mapping) else _NO
+        if not isinstance(value, Mapping):
+            return _NO
+        fitted = {key: _fit(args[1], item) for key, item in value.items()}
+        return _NO if any(item is _NO for item in fitted.values()) else fitted
     if hint is float:
         return float(value) if _is_finite(value) else _NO
     if hint is int:
@@ -260,6 +263,8 @@ def _name(hint: Any) -> str:
         return " or ".join(repr(a) for a in args)
     if origin is list or origin is tuple:
         return f"a list, each item {_name(args[0])}"
+    if origin is dict and args[1] is not Any:
+        return f"a block of keys, each value {_name(args[1])}"
     if origin is dict or _is_config(hint):
         return "a block of keys"
     return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))

@@ -85,7 +85,7 @@ def _table(cls: type) -> str:
     """The keys of one block, without the blocks inside it."""
     kinds, said = hints(cls), sentences(cls)
     rows = [
-        f"| `{f.name}` | {_kind(kinds[f.name])} | {_default(f)} | {_cell(said.get(f.name, ''))} |"
+        f"| `{f.name}` | {type_text(kinds[f.name])} | {_default(f)} | {_cell(said.get(f.name, ''))} |"
         for f in fields(cls)
         if not _is_config(kinds[f.name]) and not said.get(f.name, "").startswith("Test hook")
     ]
@@ -97,16 +97,17 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _kind(hint: Any) -> str:
+def type_text(hint: Any) -> str:
+    """An annotation as the tables of the docs show it."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return f"{_kind(args[0])}, {args[1]}"
+        return f"{type_text(args[0])}, {args[1]}"
     if origin in (Union, types.UnionType):
-        return " or ".join(_kind(a) for a in args)
+        return " or ".join(type_text(a) for a in args)
     if origin is Literal:
         return ", ".join(f"`{a}`" for a in args)
     if origin in (list, tuple):
-        return f"list of {_kind(args[0])}"
+        return f"list of {type_text(args[0])}"
     if origin is dict:
         return "block"
     return {type(None): "`null`", Any: "any"}.get(hint) or hint.__name__
