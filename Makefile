@@ -1,27 +1,41 @@
-# make quickstart   set up and run the main job: demonstrations -> imitation -> PPO, with success before and after
+# make quickstart   set up what the main job needs, and run it: demonstrations -> imitation -> PPO, success before and after
+# make setup        every simulator, logger and tool
 # make test         set up and run the tests
 SEED ?= 0
+PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 STAMP := $(VENV)/.installed
+LIGHT := $(VENV)/.quickstart
 
-.PHONY: setup system vulkan quickstart test lint docs clean
+.PHONY: setup python system vulkan quickstart test lint docs clean
 
-setup: system $(STAMP) vulkan
+setup: python system $(STAMP) vulkan
 
-system:
+python:
+	@bash requirements/python.sh $(if $(wildcard $(PY)),$(PY),$(PYTHON))
+
+system: python
 	@bash requirements/system.sh
 
 vulkan: $(STAMP)
 	@bash requirements/vulkan.sh $(VENV)
 
-$(STAMP): pyproject.toml constraints.txt
-	@test -x $(PY) || python3 -m venv $(VENV)
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[metaworld,calvin,maniskill,ray,dev]'
+$(STAMP): pyproject.toml constraints.txt | python
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[metaworld,calvin,maniskill,ray,dev]'
+	@touch $@ $(LIGHT)
+
+# Where everything is installed already, it is kept up to date as a whole.
+$(LIGHT): pyproject.toml constraints.txt | python
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[quickstart]'
 	@touch $@
 
-quickstart: setup
+quickstart: python system $(if $(wildcard $(STAMP)),$(STAMP),$(LIGHT))
 	$(VENV)/bin/rlinf quickstart --seed $(SEED)
 
 test: setup lint

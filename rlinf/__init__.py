@@ -9,12 +9,19 @@ Names are imported when they are first used: `import rlinf` loads neither torch 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+from rlinf.version import __version__
+
+LEAST_PYTHON = (3, 11)  # requires-python of pyproject.toml
+if sys.version_info < LEAST_PYTHON:  # before anything that an older one cannot read
+    found = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(f"rlinf needs Python 3.11 or newer; {sys.executable} is {found}")
 
 if TYPE_CHECKING:
     from rlinf.api import Evaluation, LoadedPolicy, TrainResult, evaluate, load_config, load_policy, make_env, train
 
-__version__ = "0.1.0"
 __all__ = [
     "Evaluation",
     "LoadedPolicy",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -20,6 +24,26 @@ class SimulatorError(RuntimeError):
 
 class WorkerDiedError(RuntimeError):
     """A process of the run is gone, so the run cannot go on: exit status 5."""
+
+
+def install_line(extra: str) -> str:
+    """The command that adds an extra of the package to the running interpreter."""
+    relative = os.path.relpath(sys.executable)
+    python = sys.executable if relative.startswith("..") else relative
+    checkout = Path(__file__).parents[1] / "constraints.txt"
+    what = f'-c constraints.txt -e ".[{extra}]"' if checkout.is_file() else f'"rlinf[{extra}]"'
+    return f"{python} -m pip install {what}"
+
+
+def where_to_get(path: str, key: str) -> str:
+    """How to fetch what looks like `org/name` on the Hugging Face Hub, as the end of an error; else nothing."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) or Path(path).parent.exists():
+        return ""
+    folder = f"checkpoints/{path.rpartition('/')[2]}"
+    return (
+        f" on this disk; if it is a repository of the Hugging Face Hub: pip install huggingface_hub && "
+        f"hf download {path} --local-dir {folder}, then {key}={folder}"
+    )
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -17,23 +17,37 @@ Origin = Callable[[str], str]  # key path -> the file (or the command line) that
 
 @dataclass(frozen=True)
 class Within:
-    """Bounds of a number, for annotations: `steps: Annotated[int, Within(1)]`."""
+    """The range of a number, ends included, for annotations: `steps: Annotated[int, Within(1, 1000)]`."""
 
     low: float
-    high: float = math.inf
-    also: tuple[float, ...] = ()  # values outside of the bounds that mean something else, such as -1 for never
+    high: float = 10**9  # more of anything that is counted is a slip of the finger
+    also: tuple[float, ...] = ()  # values outside of the range that mean something else, such as -1 for never
 
     def holds(self, value: float) -> bool:
         """Whether a number may be the key's value."""
         return self.low <= value <= self.high or value in self.also
 
+    def nearest(self, value: float) -> float:
+        """The number closest to `value` that the rule allows."""
+        return min((min(max(value, self.low), self.high), *self.also), key=lambda legal: abs(legal - value))
+
     def __str__(self) -> str:
-        text = f"at least {self.low}" if self.high == math.inf else f"from {self.low} to {self.high}"
-        return " or ".join([text, *map(str, self.also)])
+        text = f"from {plain_number(self.low)} to {plain_number(self.high)}"
+        return " or ".join([text, *map(plain_number, self.also)])
+
+
+def plain_number(value: float) -> str:
+    """A number as people write it: 1e9, 0.25, 4096."""
+    return f"{value:.9g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
 Count = Annotated[int, Within(1)]
 ZeroOrMore = Annotated[int, Within(0)]
+CountOrNever = Annotated[int, Within(1, also=(-1,))]
+Seed = Annotated[int, Within(0, 2**31 - 1)]
+Share = Annotated[float, Within(0, 1)]
+Weight = Annotated[float, Within(0, 1e6)]  # of a term in a sum
+Pixels = Annotated[int, Within(16, 4096)]  # side of a camera image
 
 
 @cache
@@ -58,7 +72,11 @@ def convert(
     for key in tree:
         if key not in known:
             raise unknown_key(_join(path, key), known, origin, all_keys)
-    values = {key: _value(hints(cls)[key], value, _join(path, key), origin, all_keys) for key, value in tree.items()}
+    values = {
+        f.name: _value(hints(cls)[f.name], tree[f.name], f, _join(path, f.name), origin, all_keys)
+        for f in fields(cls)
+        if f.name in tree
+    }
     missing = [f.name for f in fields(cls) if f.name not in values and not _has_default(f)]
     if missing:
         raise UserError(f"{_join(path, missing[0])} is required")
@@ -68,14 +86,27 @@ def convert(
         raise UserError(f"{_source(path, origin)}{path}: {error}") from error
 
 
-def unknown_key(path: str, siblings: set[str], origin: Origin | None, all_keys: frozenset[str]) -> UserError:
+def check_fields(block: Any, path: str) -> None:
+    """Refuse values of a dataclass made by hand that `convert` would refuse."""
+    convert(type(block), vars(block), path)
+
+
+class UnknownKeyError(UserError):
+    """A key that nobody reads; `path` is its path, `siblings` are the keys of its block, `source` names its file."""
+
+    def __init__(self, path: str, siblings: set[str], source: str, hint: str) -> None:
+        super().__init__(f"{source}unknown key {path}; {hint}")
+        self.path, self.siblings, self.source = path, siblings, source
+
+
+def unknown_key(path: str, siblings: set[str], origin: Origin | None, all_keys: frozenset[str]) -> UnknownKeyError:
     """The error for a key nobody reads, with the nearest key that exists."""
     parent, _, name = path.rpartition(".")
     near = [_join(parent, s) for s in difflib.get_close_matches(name, sorted(siblings), 1)]
     near = near or sorted(k for k in all_keys if k.rpartition(".")[2] == name)[:1]
     near = near or difflib.get_close_matches(path, sorted(all_keys), 1)
     hint = f"did you mean {near[0]}?" if near else f"keys there: {', '.join(sorted(siblings))}"
-    return UserError(f"{_source(path, origin)}unknown key {path}; {hint}")
+    return UnknownKeyError(path, siblings, _source(path, origin), hint)
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -90,6 +121,27 @@ def defaults_of(cls: type) -> dict[str, Any]:
     return tree
 
 
+def block_paths(cls: type, path: str = "") -> Iterator[str]:
+    """The key path of every block below `cls`, outer ones first."""
+    for f in fields(cls):
+        inner = hints(cls)[f.name]
+        if _is_config(inner):
+            yield _join(path, f.name)
+            yield from block_paths(inner, _join(path, f.name))
+        elif get_origin(inner) is dict:
+            yield _join(path, f.name)
+
+
+def leaves(cls: type, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key below `cls` that takes a value rather than a block, with its annotation."""
+    for f in fields(cls):
+        inner = hints(cls)[f.name]
+        if _is_config(inner):
+            yield from leaves(inner, _join(path, f.name))
+        else:
+            yield _join(path, f.name), inner
+
+
 def key_paths(cls: type, path: str = "") -> Iterator[str]:
     """Every key path below `cls`."""
     for f in fields(cls):
@@ -98,7 +150,13 @@ def key_paths(cls: type, path: str = "") -> Iterator[str]:
             yield from key_paths(hints(cls)[f.name], _join(path, f.name))
 
 
-def _value(hint: Any, value: Any, path: str, origin: Origin | None, all_keys: frozenset[str]) -> Any:
+def check_value(hint: Any, value: Any, path: str, origin: Origin | None = None) -> None:
+    """Refuse a value that an annotation does not allow, for keys that no dataclass declares."""
+    if _fit(hint, value) is _NO:
+        raise _refusal(hint, value, path, origin)
+
+
+def _value(hint: Any, value: Any, of: Field[Any], path: str, origin: Origin | None, all_keys: frozenset[str]) -> Any:
     if _is_config(hint):
         if isinstance(value, hint):
             return value
@@ -108,8 +166,12 @@ def _value(hint: Any, value: Any, path: str, origin: Origin | None, all_keys: fr
         fitted = _fit(hint, value)
         if fitted is not _NO:
             return fitted
-    near = did_you_mean(value, [c for c in _choices(hint) if isinstance(c, str)]) if isinstance(value, str) else ""
-    raise UserError(f"{_source(path, origin)}{path}={value!r} must be {_name(hint)}{near}")
+    raise _refusal(hint, value, path, origin, of.default)
+
+
+def _refusal(hint: Any, value: Any, path: str, origin: Origin | None, default: Any = None) -> UserError:
+    end = _nearest(hint, value, default)
+    return UserError(f"{_source(path, origin)}{path}={_short(value)} must be {_name(hint)}{end}")
 
 
 _NO = object()  # "does not fit"; None is a legal value
@@ -132,23 +194,59 @@ def _fit(hint: Any, value: Any) -> Any:
             return _NO
         kinds = args[:1] * len(value) if origin is list or args[-1] is Ellipsis else args
         items = [_fit(kind, item) for kind, item in zip(kinds, value, strict=False)]
-        return _NO if len(kinds) != len(value) or _NO in items else origin(items)
+        return _NO if len(kinds) != len(value) or any(item is _NO for item in items) else origin(items)
     if origin is dict:
-        return dict(value) if isinstance(value, Mapping) else _NO
+        if not isinstance(value, Mapping):
+            return _NO
+        fitted = {key: _fit(args[1], item) for key, item in value.items()}
+        return _NO if any(item is _NO for item in fitted.values()) else fitted
     if hint is float:
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else _NO
+        return float(value) if _is_finite(value) else _NO
     if hint is int:
-        whole = isinstance(value, float) and value.is_integer()  # 1e3 reads well for a count
-        return int(value) if whole or (isinstance(value, int) and not isinstance(value, bool)) else _NO
+        return int(value) if _is_finite(value) and value == int(value) else _NO  # 1e3 reads well for a count
     return value if isinstance(value, hint) else _NO
 
 
-def _choices(hint: Any) -> tuple[Any, ...]:
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a number that a float can hold; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _nearest(hint: Any, value: Any, default: Any) -> str:
+    """The nearest value that a key may have, or its default, as the end of an error."""
+    near = did_you_mean(value, [c for c in choices(hint) if isinstance(c, str)]) if isinstance(value, str) else ""
+    rule = next(_rules(hint), None)
+    if rule is not None and isinstance(value, (int, float)) and not isinstance(value, bool) and value == value:
+        kind, within = rule
+        nearest = within.nearest(min(max(value, -sys.float_info.max), sys.float_info.max))
+        return f"; nearest is {round(nearest) if kind is int else plain_number(nearest)}"
+    if not near and isinstance(default, (int, float, str)) and default != "":
+        return f"; default is {str(default).lower() if isinstance(default, bool) else default}"
+    return near
+
+
+def _rules(hint: Any) -> Iterator[tuple[type, Within]]:
+    """The ranges that an annotation of a single number holds, each with the type it is for."""
+    if get_origin(hint) is Annotated:
+        kind, *bounds = get_args(hint)
+        yield from ((kind, bound) for bound in bounds if isinstance(bound, Within))
+    elif get_origin(hint) in (Union, types.UnionType):
+        for arg in get_args(hint):
+            yield from _rules(arg)
+
+
+def _short(value: Any) -> str:
+    """A value as an error shows it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}..."
+
+
+def choices(hint: Any) -> tuple[Any, ...]:
     """The literal values an annotation allows, if it names any."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return (
-        tuple(c for arg in get_args(hint) for c in _choices(arg)) if get_origin(hint) not in (dict, list, tuple) else ()
+        tuple(c for arg in get_args(hint) for c in choices(arg)) if get_origin(hint) not in (dict, list, tuple) else ()
     )
 
 
@@ -165,6 +263,8 @@ def _name(hint: Any) -> str:
         return " or ".join(repr(a) for a in args)
     if origin is list or origin is tuple:
         return f"a list, each item {_name(args[0])}"
+    if origin is dict and args[1] is not Any:
+        return f"a block of keys, each value {_name(args[1])}"
     if origin is dict or _is_config(hint):
         return "a block of keys"
     return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))

@@ -13,7 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would t
 
 import typer
 
-from rlinf.errors import SimulatorError, UserError, WorkerDiedError
+from rlinf.commands.completion import complete_recipe, complete_setting
+from rlinf.errors import SimulatorError, UserError, WorkerDiedError, install_line
+from rlinf.version import __version__
 
 if TYPE_CHECKING:
     from rlinf.config.check import Purpose
@@ -30,18 +32,41 @@ app = typer.Typer(
     "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
     "of the run that died, 130 interrupted, 129 and 143 stopped by SIGHUP or SIGTERM after saving.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 ConfigName = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A name under examples/embodiment/config, or a path to a YAML file.")
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A name that `rlinf recipes` lists, or a path to a YAML file.",
+        autocompletion=complete_recipe,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings that win over the file; ~key removes one."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings that win over the file; ~key removes one.",
+        autocompletion=complete_setting,
+    ),
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rlinf {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take options that stand before a command."""
 
 
 @app.command(epilog="Example: rlinf train toy_ppo_compact runner.max_steps=2 runner.logger.log_path=logs/try")
@@ -120,6 +145,17 @@ def bench(
     run_bench(cfg, steps=steps, warmup=warmup, output=json)
 
 
+@app.command(epilog="Example: rlinf recipes | grep metaworld")
+def recipes() -> None:
+    """List every recipe with what it trains, and where."""
+    from rlinf.config.recipes import default_config_dir, recipe_sentences
+
+    listed = recipe_sentences(default_config_dir())
+    width = max(map(len, listed), default=0)
+    for name, sentence in listed.items():
+        typer.echo(f"{name:<{width}}  {sentence}".rstrip())
+
+
 @app.command()
 def doctor() -> None:
     """Check Python, torch, rendering (draws a frame) and the installed simulators."""
@@ -171,13 +207,13 @@ def main() -> None:
     try:
         status = app(prog_name="rlinf", standalone_mode=False) or 0
     except UsageError as error:
-        status = _refused(error.format_message(), MISTAKE)
+        status = _refused(error.format_message() + _as_setting(error), MISTAKE)
     except UserError as error:
         status = _refused(error, MISTAKE)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        install = f'pip install -c constraints.txt -e ".[{EXTRAS[error.name]}]"'
+        install = install_line(EXTRAS[error.name])
         status = _refused(f"the Python package {error.name} is not installed: {install}", MISTAKE)
     except SimulatorError as error:
         status = _refused(error, SIMULATOR)
@@ -205,6 +241,14 @@ def _refused(error: object, status: int) -> int:
     if text := str(error):
         print(f"error: {text}", file=sys.stderr)
     return status
+
+
+def _as_setting(error: Any) -> str:
+    """For an option that does not exist, such as --learning_rate: settings are written key=value here."""
+    from rlinf.compat.other_names import key_meant
+
+    meant = key_meant(str(getattr(error, "option_name", "")).lstrip("-"))
+    return "" if meant is None else f"; settings are written key=value, here {meant}=VALUE"
 
 
 def _interrupt(*_: Any) -> None:

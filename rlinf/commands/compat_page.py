@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlinf.compat.keys import NO_EFFECT, RENAMED
+from rlinf.commands.key_reference import type_text
+from rlinf.compat.keys import NO_EFFECT, RENAMED, NoEffect
 from rlinf.compat.recipes import DIFFERENCES, NOT_SHIPPED
 from rlinf.compat.restored import RESTORED
 
@@ -23,7 +24,7 @@ def tables() -> Iterator[tuple[str, str]]:
     )
     rows = [f"| `{old}` | {', '.join(f'`{name}`' for name in new)} |" for old, new in RENAMED.items()]
     yield "renamed", "\n".join(["| old | now |", "|---|---|", *rows])
-    rows = [f"| `{row.key}` | {_values(row.only)} | {row.why} |" for row in NO_EFFECT]
+    rows = [f"| `{row.key}` | {_values(row)} | {row.why} |" for row in NO_EFFECT]
     yield "no-effect", "\n".join(["| key | values accepted | why, and what to use instead |", "|---|---|---|", *rows])
     rows = [f"| `{row.recipes}` | `{row.key}` | {row.published} | {row.ours} | {row.why} |" for row in DIFFERENCES]
     rows += [f"| `{name}` | all | | not shipped | {why} |" for name, why in NOT_SHIPPED.items()]
@@ -56,8 +57,8 @@ def module_and_name(name: str) -> tuple[str, str]:
     return ".".join(parts[:end]), ".".join(parts[end:])
 
 
-def _values(only: tuple) -> str:
-    return ", ".join(f"`{str(value).lower()}`" for value in only) or "any"
+def _values(row: NoEffect) -> str:
+    return ", ".join(f"`{str(value).lower()}`" for value in row.only) or type_text(row.kind)
 
 
 if __name__ == "__main__":

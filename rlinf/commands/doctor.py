@@ -15,7 +15,7 @@ from dataclasses import fields
 
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import available_simulators, env_spec, find_simulator
-from rlinf.errors import NotInstalledError, SimulatorError, UserError
+from rlinf.errors import NotInstalledError, SimulatorError, UserError, install_line
 from rlinf.simulators.contract import AbsentError, SetupError
 from rlinf.simulators.maniskill.assets import carrot_folder
 
@@ -97,7 +97,7 @@ def _packages() -> str:
 def _vulkan() -> str:
     """Which driver SAPIEN draws with; in a process of its own, as broken drivers crash."""
     if importlib.util.find_spec("sapien") is None:
-        raise NotInstalledError('only ManiSkill needs it: pip install -c constraints.txt -e ".[maniskill]"')
+        raise NotInstalledError(f"only ManiSkill needs it: {install_line('maniskill')}")
     draw = [] if _has_assets() else ["draw"]  # with assets, the simulator's own check draws
     command = [sys.executable, "-W", "ignore", "-m", "rlinf.simulators.vulkan", *draw]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

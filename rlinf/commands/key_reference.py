@@ -25,7 +25,8 @@ Printed by `python -m rlinf.commands.key_reference` (`make docs`); edit the docs
 
 A config is a YAML file under `examples/embodiment/config` (or any path), composed by Hydra from its `defaults`, with
 `key=value` settings from the command line on top. A recipe holds only what differs from the defaults below. A key that
-is not on this page is refused with the file that set it and the nearest key that exists; so is a value of another type.
+is not on this page is refused with the file that set it and the nearest key that exists; so is a value of another type
+or outside of the range given here, with the nearest legal one. Both ends belong to a range, NaN and infinities to none.
 
 Settings are YAML: `env.train.init_params.render=fast`, `collect.tasks=[reach-v3,push-v3]`, `~env.eval.video_cfg` to
 take a key out, `model@actor.model=pi0_5` to pick another fragment. `${a.b}` refers to a key, `${.x}` to one in the same
@@ -84,7 +85,7 @@ def _table(cls: type) -> str:
     """The keys of one block, without the blocks inside it."""
     kinds, said = hints(cls), sentences(cls)
     rows = [
-        f"| `{f.name}` | {_kind(kinds[f.name])} | {_default(f)} | {_cell(said.get(f.name, ''))} |"
+        f"| `{f.name}` | {type_text(kinds[f.name])} | {_default(f)} | {_cell(said.get(f.name, ''))} |"
         for f in fields(cls)
         if not _is_config(kinds[f.name]) and not said.get(f.name, "").startswith("Test hook")
     ]
@@ -96,16 +97,17 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _kind(hint: Any) -> str:
+def type_text(hint: Any) -> str:
+    """An annotation as the tables of the docs show it."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return f"{_kind(args[0])}, {args[1]}"
+        return f"{type_text(args[0])}, {args[1]}"
     if origin in (Union, types.UnionType):
-        return " or ".join(_kind(a) for a in args)
+        return " or ".join(type_text(a) for a in args)
     if origin is Literal:
         return ", ".join(f"`{a}`" for a in args)
     if origin in (list, tuple):
-        return f"list of {_kind(args[0])}"
+        return f"list of {type_text(args[0])}"
     if origin is dict:
         return "block"
     return {type(None): "`null`", Any: "any"}.get(hint) or hint.__name__

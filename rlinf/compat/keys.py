@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from rlinf.typed import Count
 
 logger = logging.getLogger(__name__)
 
@@ -28,82 +30,101 @@ OLD_GROUPS: dict[str, str] = {"training_backend": "hybrid_engines", "env/train":
 """Old folder of fragments -> its name now: `env/train: NAME` is read as `env@env.train: NAME`."""
 
 
+Flag = bool | None
+Text = str | None
+Number = Count | None
+Block = dict[str, Any] | None
+Dtype = Literal["bf16", "bfloat16", "fp16", "float16", "fp32", "float32"] | None
+KlPenalty = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"] | None
+LossMean = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None
+Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None
+
+
 class NoEffect(NamedTuple):
     """A published key that nothing here reads."""
 
     key: str  # `{a,b}` stands for either; a block stands for all keys in it
     why: str  # and what to use instead, where there is something
-    only: tuple[Any, ...] = ()  # values it may have; empty for any
+    kind: Any = Any  # annotation of the values that published files may give it
+    only: tuple[Any, ...] = ()  # values it may have; empty for all of that kind
 
 
-def _model_keys(why: str, *names: str) -> tuple[NoEffect, ...]:
-    return tuple(NoEffect(f"{{actor,rollout}}.model.{name}", why) for name in names)
+def _model_keys(why: str, kind: Any, *names: str) -> tuple[NoEffect, ...]:
+    return tuple(NoEffect(f"{{actor,rollout}}.model.{name}", why, kind) for name in names)
 
 
+SIZES = "the network's sizes follow from size and the checkpoint"
+DSRL = "steering a frozen policy by its noise (DSRL) is not supported"
 NO_EFFECT: tuple[NoEffect, ...] = (
-    NoEffect("algorithm.n_chunk_steps", "it is max_steps_per_rollout_epoch / num_action_chunks"),
-    NoEffect("algorithm.length_params", "the number of action tokens follows from the model"),
+    NoEffect("algorithm.n_chunk_steps", "it is max_steps_per_rollout_epoch / num_action_chunks", Number),
+    NoEffect("algorithm.length_params", "the number of action tokens follows from the model", Block),
     NoEffect("algorithm.kl_beta", "there is no reference policy", only=(0,)),
-    NoEffect("algorithm.kl_penalty", "there is no reference policy"),
-    NoEffect("algorithm.loss_agg_func", "losses are means over unmasked entries, each trajectory weighing the same"),
-    NoEffect("runner.eval_policy_path", "set runner.ckpt_path"),
-    NoEffect("runner.seq_length", "the model knows its own length"),
-    NoEffect("runner.max_prompt_length", "set actor.model.max_prompt_length"),
-    NoEffect("runner.overlap_env_bootstrap", "rollout.pipeline_stage_num overlaps simulators and policy"),
-    NoEffect("env.{train,eval}.is_eval", "env.eval always plays held-out ids"),
+    NoEffect("algorithm.kl_penalty", "there is no reference policy", KlPenalty),
+    NoEffect(
+        "algorithm.loss_agg_func", "losses are means over unmasked entries, each trajectory weighing the same", LossMean
+    ),
+    NoEffect("runner.eval_policy_path", "set runner.ckpt_path", Text),
+    NoEffect("runner.seq_length", "the model knows its own length", Number),
+    NoEffect("runner.max_prompt_length", "set actor.model.max_prompt_length", Number),
+    NoEffect("runner.overlap_env_bootstrap", "rollout.pipeline_stage_num overlaps simulators and policy", Flag),
+    NoEffect("env.{train,eval}.is_eval", "env.eval always plays held-out ids", Flag),
     NoEffect(
         "env.{train,eval}.use_fixed_reset_state_ids",
         "a group shares its drawn id either way: new in every rollout epoch of training, a fixed list in evaluation",
+        Flag,
     ),
-    NoEffect("env.{train,eval}.policy_setup", "set actor.model.policy_setup"),
+    NoEffect("env.{train,eval}.policy_setup", "set actor.model.policy_setup", Text),
     NoEffect("env.{train,eval}.init_params.num_envs", "total_num_envs counts the environments", only=(None, 1)),
-    NoEffect("env.{train,eval}.init_params.max_episode_steps", "set env.train.max_episode_steps and env.eval's"),
+    NoEffect(
+        "env.{train,eval}.init_params.max_episode_steps", "set env.train.max_episode_steps and env.eval's", Number
+    ),
     NoEffect("env.{train,eval}.init_params.obs_mode", "images show the robot cut out", only=("rgb+segmentation",)),
-    NoEffect("env.{train,eval}.init_params.render_mode", "nothing is shown on a screen"),
+    NoEffect("env.{train,eval}.init_params.render_mode", "nothing is shown on a screen", Text),
     NoEffect("env.{train,eval}.init_params.use_multiple_plates", "id: MultiPlate-v1 has two plates", only=(False,)),
-    NoEffect("rollout.unnorm_key", "set actor.model.unnorm_key"),
-    NoEffect("rollout.{backend,generation_backend,rollout_backend}", "policies are plain torch"),
-    NoEffect("rollout.recompute_logprobs", "rollout and update compute the same log-probs"),
+    NoEffect("rollout.unnorm_key", "set actor.model.unnorm_key", Text),
+    NoEffect("rollout.{backend,generation_backend,rollout_backend}", "policies are plain torch", Text),
+    NoEffect("rollout.recompute_logprobs", "rollout and update compute the same log-probs", Flag),
     NoEffect("rollout.sampling_params.top_p", "actions are drawn from all bins, or the top_k", only=(1,)),
     NoEffect("rollout.sampling_params.repetition_penalty", "actions are drawn from all bins, or the top_k", only=(1,)),
-    NoEffect("rollout.sampling_params.max_new_tokens", "the model knows how many tokens an action has"),
-    *_model_keys("the network's sizes follow from size and the checkpoint", "image_size", "vocab_size", "hidden_size"),
-    *_model_keys("the published network decides which layers have a bias", "add_bias_linear", "add_qkv_bias"),
-    *_model_keys("model_type names the model", "model_name"),
-    *_model_keys("torch chooses the attention kernel", "attn_implementation"),
-    *_model_keys("weights always go straight to their device", "low_cpu_mem_usage"),
-    *_model_keys("code of a checkpoint is never run", "trust_remote_code"),
-    *_model_keys(
-        "steering a frozen policy by its noise (DSRL) is not supported",
-        *(f"openpi.dsrl_{name}" for name in ("state_dim", "action_noise_dim", "num_q_heads", "agg_q")),
-        *(f"openpi.dsrl_{name}" for name in ("image_latent_dim", "state_latent_dim", "hidden_dims")),
-    ),
+    NoEffect("rollout.sampling_params.max_new_tokens", "the model knows how many tokens an action has", Number),
+    *_model_keys(SIZES, Number | list[Count], "image_size"),
+    *_model_keys(SIZES, Number, "vocab_size", "hidden_size"),
+    *_model_keys("the published network decides which layers have a bias", Flag, "add_bias_linear", "add_qkv_bias"),
+    *_model_keys("model_type names the model", Text, "model_name"),
+    *_model_keys("torch chooses the attention kernel", Attention, "attn_implementation"),
+    *_model_keys("weights always go straight to their device", Flag, "low_cpu_mem_usage"),
+    *_model_keys("code of a checkpoint is never run", Flag, "trust_remote_code"),
+    *_model_keys(DSRL, Number, *(f"openpi.dsrl_{name}" for name in ("state_dim", "action_noise_dim", "num_q_heads"))),
+    *_model_keys(DSRL, Number, "openpi.dsrl_image_latent_dim", "openpi.dsrl_state_latent_dim"),
+    *_model_keys(DSRL, list[Count] | None, "openpi.dsrl_hidden_dims"),
+    *_model_keys(DSRL, Literal["mean", "min", "max"] | None, "openpi.dsrl_agg_q"),
     NoEffect("actor.training_backend", "there is no other", only=("fsdp",)),
-    NoEffect("actor.fsdp_config.forward_prefetch", "FSDP2 overlaps gathering and computing by itself"),
-    NoEffect("actor.fsdp_config.limit_all_gathers", "FSDP2 bounds the memory of gathered weights by itself"),
-    NoEffect("actor.fsdp_config.backward_prefetch", "FSDP2 prefetches in the backward pass by itself"),
-    NoEffect("actor.fsdp_config.use_orig_params", "parameters keep their names and shapes"),
-    NoEffect("actor.fsdp_config.use_liger_kernel", "networks bring their own fused kernels"),
+    NoEffect("actor.fsdp_config.forward_prefetch", "FSDP2 overlaps gathering and computing by itself", Flag),
+    NoEffect("actor.fsdp_config.limit_all_gathers", "FSDP2 bounds the memory of gathered weights by itself", Flag),
+    NoEffect("actor.fsdp_config.backward_prefetch", "FSDP2 prefetches in the backward pass by itself", Text),
+    NoEffect("actor.fsdp_config.use_orig_params", "parameters keep their names and shapes", Flag),
+    NoEffect("actor.fsdp_config.use_liger_kernel", "networks bring their own fused kernels", Flag),
     NoEffect(
         "actor.fsdp_config.mixed_precision.param_dtype",
         "the network computes in actor.model.precision, and bf16 weights have fp32 masters",
+        Dtype,
     ),
-    NoEffect("actor.fsdp_config.mixed_precision.buffer_dtype", "buffers keep their own"),
+    NoEffect("actor.fsdp_config.mixed_precision.buffer_dtype", "buffers keep their own", Dtype),
     NoEffect(
         "actor.fsdp_config.amp_autocast.enabled",
         "updates must score actions as rollouts did: set actor.model.precision=bf16",
         only=(False,),
     ),
-    NoEffect("actor.fsdp_config.amp_autocast", "actor.model.precision says what the network computes in"),
+    NoEffect("actor.fsdp_config.amp_autocast", "actor.model.precision says what the network computes in", Block),
     NoEffect("actor.fsdp_config.grad_scaler.enabled", "bf16 and fp32 need no loss scaling", only=(False,)),
-    NoEffect("actor.fsdp_config.grad_scaler", "bf16 and fp32 need no loss scaling"),
+    NoEffect("actor.fsdp_config.grad_scaler", "bf16 and fp32 need no loss scaling", Block),
     NoEffect("reward.use_reward_model", "rewards come from the simulator", only=(False,)),
-    NoEffect("reward", "rewards come from the simulator"),
+    NoEffect("reward", "rewards come from the simulator", Block),
     NoEffect(
         "critic.use_critic_model", "the critic is a head of the policy: actor.model.add_value_head", only=(False,)
     ),
-    NoEffect("critic", "the critic is a head of the policy: actor.model.add_value_head"),
-    NoEffect("weight_syncer", "trainable parameters travel in place where rollout and actor do not share them"),
+    NoEffect("critic", "the critic is a head of the policy: actor.model.add_value_head", Block),
+    NoEffect("weight_syncer", "trainable parameters travel in place where rollout and actor do not share them", Block),
 )
 
 SAVED_SWITCHES = ("actor.model.upstream_sampling", "actor.model.openpi.upstream_values")

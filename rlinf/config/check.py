@@ -12,6 +12,7 @@ from rlinf.algorithms.registry import ADVANTAGES, LOSSES
 from rlinf.config.derived import (
     acts_with_old_weights,
     chunks_per_rollout,
+    divisors,
     largest_divisor,
     make_plan,
     micro_batch_size,
@@ -21,7 +22,7 @@ from rlinf.config.derived import (
 from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import drops_rotation, env_spec, ids_of_task, suite_names, unread_keys
-from rlinf.errors import UserError
+from rlinf.errors import UserError, where_to_get
 from rlinf.models.config import PolicySpec, is_placeholder
 from rlinf.placement.grammar import COMPONENTS, KEY
 from rlinf.placement.plan import Plan
@@ -30,7 +31,6 @@ from rlinf.storage.step_checkpoint import verify_ckpt_path
 logger = logging.getLogger(__name__)
 
 Purpose = Literal["train", "eval", "sft", "collect", "plan", "bench", "quickstart"]
-PRECISIONS = (None, "fp32", "32", "bf16", "bf16-mixed")
 
 
 def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> None:
@@ -97,8 +97,6 @@ def _check_runner(cfg: Config) -> None:
 def _check_weights(cfg: Config, purpose: Purpose) -> None:
     """Weights must be there where they are needed; small sizes may start from random ones."""
     model, key = cfg.actor.model, "actor.model.model_path"
-    if model.precision not in PRECISIONS:
-        raise UserError(f"actor.model.precision={model.precision!r} must be fp32, bf16 or null")
     if model.is_lora:
         model.num_parameters()  # refuses ranks and targets that cannot be
     elif model.lora_path is not None:
@@ -118,9 +116,10 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
         if purpose != "sft" and cfg.runner.resume_dir is None and cfg.runner.ckpt_path is None:
             logger.warning("%s is not set: the policy starts from random weights", key)
     elif not Path(model.model_path).expanduser().exists():
-        raise UserError(f"{key}={model.model_path!r} does not exist")
+        raise UserError(f"{key}={model.model_path!r} does not exist{where_to_get(model.model_path, key)}")
     if model.is_lora and model.lora_path is not None and not Path(model.lora_path).expanduser().exists():
-        raise UserError(f"actor.model.lora_path={model.lora_path!r} does not exist")
+        hub = where_to_get(model.lora_path, "actor.model.lora_path")
+        raise UserError(f"actor.model.lora_path={model.lora_path!r} does not exist{hub}")
 
 
 def _check_precision(cfg: Config, *, has_gpu: bool) -> None:
@@ -270,8 +269,11 @@ def _check_batches(cfg: Config, plan: Plan, policy: PolicySpec) -> None:
                 *(micro, fitting, batch, batch // ranks, ranks),
             )
         return
-    legal = [b for b in range(ranks, size + 1, ranks) if size % b == 0 and _has_micro_batches(b // ranks, micro)]
-    near = [*[b for b in legal if b < batch][-1:], *[b for b in legal if b > batch][:1]]
+    sizes = sorted(
+        b for b in divisors(chunks_per_rollout(cfg), train.total_num_envs, train.rollout_epoch) if b % ranks == 0
+    )
+    around = [b for b in reversed(sizes) if b < batch], [b for b in sizes if b > batch]
+    near = [b for side in around for b in [next((b for b in side if _has_micro_batches(b // ranks, micro)), 0)] if b]
     nearest = f"nearest {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else "none does"
     raise UserError(f"actor.global_batch_size={batch} {rule}; {nearest}")
 

@@ -10,8 +10,10 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,20 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
-from yaml import MappingNode, SafeLoader, ScalarNode, YAMLError
+from yaml import CollectionNode, MappingNode, Node, SafeLoader, ScalarNode, YAMLError
 from yaml import compose as compose_nodes
 
 from rlinf.compat.keys import OLD_GROUPS, RENAMED, is_below, no_effect_paths, rename_path, warn_once
-from rlinf.config.schema import ClusterConfig
+from rlinf.config.schema import ClusterConfig, Config
 from rlinf.errors import UserError
 from rlinf.storage.redaction import FromEnvironment
+from rlinf.typed import block_paths, check_value
 
 Tree = dict[str, Any]
 COMMAND_LINE = "command line"
-RECIPES = Path(__file__).parents[1] / "recipes"
 PLACEMENT = "cluster.component_placement"
+MOST_VALUES = 100_000  # of a config; recipes have a few hundred
+TOO_DEEP = "its blocks are nested too deeply"
 ABSENT = object()  # what `get` returns for a key nobody set; None is a value
 
 
@@ -65,16 +69,15 @@ class Composed:
         return self.layers[rank if rank >= 0 else -2].source
 
 
-def default_config_dir() -> Path:
-    """examples/embodiment/config of the working folder, else the recipes of the installed package."""
-    here = Path("examples/embodiment/config")
-    return here.absolute() if here.is_dir() else RECIPES
-
-
 def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path) -> Composed:
     """Read a config by name or path, with its fragments, overrides and old names."""
-    file = find_config_file(name_or_path, config_dir)
     groups = [o for o in overrides if _picks_fragment(o)]
+    composed = _read(find_config_file(name_or_path, config_dir), groups, config_dir)
+    return with_overrides(composed, [o for o in overrides if o not in groups])
+
+
+def _read(file: Path, groups: Sequence[str], config_dir: Path) -> Composed:
+    """What the files say; the layer of the command line, the last, is empty yet."""
     _register_old_groups(config_dir)
     GlobalHydra.instance().clear()
     try:
@@ -97,14 +100,31 @@ def compose_config(name_or_path: str, overrides: Sequence[str], config_dir: Path
             tree = merged(tree, layers[-1].tree)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{_shown(file)}: {_one_line(error)}") from error
+    except RecursionError:
+        raise UserError(f"{_shown(file)}: its `defaults` lead back to a file they start from, or {TOO_DEEP}") from None
     _take_last_placement(tree, layers)
+    return Composed(file.stem, tree, (*layers, Layer(COMMAND_LINE, {})))
+
+
+def with_overrides(files: Composed, overrides: Sequence[str]) -> Composed:
+    """A config as the files say it, with `key=value` settings and new names for old keys on top."""
+    tree: Tree = deepcopy(files.tree)
     command_line: Tree = {}
     for override in overrides:
-        if override not in groups:
-            _override(tree, command_line, override)
-    composed = Composed(file.stem, tree, (*layers, Layer(COMMAND_LINE, command_line)))
+        _override(tree, command_line, override)
+    composed = Composed(files.name, tree, (*files.layers[:-1], Layer(COMMAND_LINE, command_line)))
     _apply_aliases(composed)
+    _check_blocks(composed)
     return composed
+
+
+def _check_blocks(composed: Composed) -> None:
+    """Refuse a value where a block of keys belongs; what reads the blocks may then rely on them."""
+    for path in block_paths(Config):
+        value = get(composed.tree, path)
+        refers = isinstance(value, str) and value.startswith("${")
+        if value is not ABSENT and not refers:
+            check_value(dict[str, Any], value, path, composed.origin)
 
 
 def find_config_file(name_or_path: str, config_dir: Path) -> Path:
@@ -169,9 +189,10 @@ def _take_no_effect(composed: Composed, tree: Tree) -> None:
         source = composed.origin(path)
         if (value := take(tree, path)) is ABSENT:
             continue
-        if row.only and value not in row.only:
+        if row.only and not any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in row.only):
             only = " or ".join(map(str, row.only))
             raise UserError(f"{source}: {path}={value} must be {only}, or left out: {row.why}")
+        check_value(row.kind, value, path, composed.origin)
         if value not in (None, {}):
             ignored.setdefault(source, []).append(path)
     for source, paths in ignored.items():
@@ -242,9 +263,12 @@ def _override(tree: Tree, command_line: Tree, override: str) -> None:
             raise UserError(f"{COMMAND_LINE}: {override!r}: there is no key {path} to remove")
         return
     try:
+        _check_aliases(f"value: {text}")
         value = _plain(OmegaConf.create(f"value: {text}"))["value"] if text.strip() else None
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{COMMAND_LINE}: {override!r}: {_one_line(error)}") from error
+    except RecursionError:
+        raise UserError(f"{COMMAND_LINE}: the value of {path}: {TOO_DEEP}") from None
     for name in rename_path(path):
         _replace_placement(tree, name)
         put(tree, name, value)
@@ -288,7 +312,7 @@ def _split_pasted(file: Path) -> tuple[str, list[str]]:
     YAML itself allows a name only once.
     """
     text = file.read_text(encoding="utf-8")
-    root = compose_nodes(text, Loader=SafeLoader)
+    root = _check_aliases(text)
     entries = root.value if isinstance(root, MappingNode) else []
     if not entries or not all(isinstance(key, ScalarNode) for key, _ in entries):
         return text, []  # nothing is named twice; what is wrong with it is said when it is read
@@ -301,6 +325,26 @@ def _split_pasted(file: Path) -> tuple[str, list[str]]:
             own += text[start:end]
         seen.add(key.value)
     return own, pasted
+
+
+def _check_aliases(text: str) -> Node | None:
+    """The nodes of a YAML text; YAMLError where its aliases, written out, would make more values than a config has."""
+    root = compose_nodes(text, Loader=SafeLoader)
+    sizes: dict[int, float] = {}
+
+    def size(node: Node) -> float:
+        """How many values a node holds once its aliases are written out; infinite where it holds itself."""
+        if id(node) not in sizes:
+            sizes[id(node)] = inf
+            parts = node.value if isinstance(node, CollectionNode) else []
+            inner = (n for part in parts for n in (part if isinstance(part, tuple) else (part,)))
+            sizes[id(node)] = 1 + sum(map(size, inner))
+        return sizes[id(node)]
+
+    if root is not None and (total := size(root)) > MOST_VALUES:
+        count = "without end" if total == inf else f"to {total:.3g} values"
+        raise YAMLError(f"its aliases (&name, *name) expand {count}; {MOST_VALUES} are the most")
+    return root
 
 
 @contextmanager

@@ -45,7 +45,16 @@ def micro_batch_size(cfg: Config, ranks: int) -> int:
 
 def largest_divisor(number: int, *, at_most: int) -> int:
     """The largest divisor of `number` up to a bound."""
-    return next(m for m in range(min(number, at_most), 0, -1) if number % m == 0)
+    return max(d for d in divisors(number) if d <= at_most)
+
+
+def divisors(*factors: int) -> set[int]:
+    """Every divisor of the product of `factors`."""
+    found = {1}
+    for number in factors:
+        small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+        found = {a * b for a in found for d in small for b in (d, number // d)}
+    return found
 
 
 def total_steps(cfg: Config) -> int:

@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
+from rlinf.compat.other_names import key_meant
 from rlinf.config.check import Purpose, check_config
-from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, default_config_dir, get, merged, put, resolve
-from rlinf.config.schema import RECIPE, Config
+from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, get, merged, put, resolve
+from rlinf.config.recipes import default_config_dir
+from rlinf.config.schema import RECIPE, Config, RunnerConfig
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, RunSettings, available_models, find_config, is_placeholder
-from rlinf.storage.step_checkpoint import policy_folder
-from rlinf.typed import convert, defaults_of, key_paths
+from rlinf.storage.step_checkpoint import newest_of_run, policy_folder
+from rlinf.typed import UnknownKeyError, convert, defaults_of, key_paths
 
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
@@ -38,10 +40,30 @@ def load_config(
     `devices` is the accelerators per node, by default those of this machine.
     Example: load_config("toy_ppo_compact", ["runner.max_epochs=2"]).actor.model.size == "compact"
     """
-    composed = compose_config(name_or_path, overrides, config_dir or default_config_dir())
-    cfg = typed_config(composed, resolve(composed, default_tree(composed)), purpose)
+    return checked_config(compose_config(name_or_path, overrides, config_dir or default_config_dir()), purpose, devices)
+
+
+def checked_config(composed: Composed, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> Config:
+    """The config of a composed tree, refused where a key or a value cannot be."""
+    try:
+        cfg = typed_config(composed, resolve(composed, default_tree(composed)), purpose)
+    except UnknownKeyError as error:
+        path = _innermost(composed.tree, error.path)
+        if (meant := key_meant(path, error.siblings, sft=purpose == "sft")) is None:
+            raise
+        hint = f"did you mean {meant}?"
+        raise UnknownKeyError(path, error.siblings, error.source, hint) from None
     check_config(cfg, purpose, devices)
     return cfg
+
+
+def _innermost(tree: Tree, path: str) -> str:
+    """The path of the first value below a key: optimizer.lr for optimizer."""
+    node = get(tree, path)
+    while isinstance(node, dict) and node:
+        name, node = next(iter(node.items()))
+        path = f"{path}.{name}"
+    return path
 
 
 def default_tree(composed: Composed) -> Tree:
@@ -64,11 +86,21 @@ def typed_config(composed: Composed, tree: Tree, purpose: Purpose) -> Config:
     tree["actor"]["model"] = rollout if tree["runner"]["only_eval"] else actor
     keys = frozenset([*key_paths(Config), *key_paths(type(actor), "actor.model")])
     cfg: Config = convert(Config, tree, "", composed.origin, keys)
+    cfg = replace(cfg, runner=_with_step_of_run(cfg.runner))
     cfg = replace(cfg, actor=replace(cfg.actor, model=_completed_model(composed, cfg)))
     train, evaluation = _switched_on(cfg.env.train, "whole_chunks"), cfg.env.eval
     if cfg.compat is not None:
         train, evaluation = _switched_on(train, "compat"), _switched_on(evaluation, "compat")
     return replace(cfg, env=replace(cfg.env, train=train, eval=evaluation))
+
+
+def _with_step_of_run(runner: RunnerConfig) -> RunnerConfig:
+    """The same block with a run folder in ckpt_path replaced by the checkpoint that it stands for."""
+    given = runner.ckpt_path
+    if given is None or (newest := newest_of_run(given)) is None:
+        return runner
+    logger.warning("runner.ckpt_path=%s is a run folder; taking its newest step, %s", given, newest)
+    return replace(runner, ckpt_path=str(newest))
 
 
 def _switched_on(env: EnvConfig, option: str) -> EnvConfig:

@@ -12,17 +12,19 @@ from typing import Annotated, Any, Literal
 from rlinf.algorithms.config import AlgorithmConfig
 from rlinf.envs.config import EnvConfig
 from rlinf.models.config import ModelConfig
-from rlinf.typed import Count, Within, ZeroOrMore
+from rlinf.typed import Count, CountOrNever, Seed, Share, Weight, Within, ZeroOrMore
 
-CountOrNever = Annotated[int, Within(1, also=(-1,))]
 RECIPE, TIME = "<recipe>", "<time>"  # in log_path: filled in when the config is loaded, and when the run begins
+Rate = Annotated[float, Within(0, 10)]  # of learning; 0 learns nothing
+Decay = Annotated[float, Within(0, 0.999999)]
+Norm = Annotated[float, Within(1e-9, 1e9)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Where things run."""
 
-    num_nodes: Count = 1
+    num_nodes: Annotated[int, Within(1, 1024)] = 1
     """Machines taking part."""
     component_placement: dict[str, Any] = field(default_factory=lambda: {"actor,env,rollout": "all"})
     """Placement grammar: component list -> resource[:process] ranges (docs/placement.md)."""
@@ -32,9 +34,9 @@ class ClusterConfig:
     """auto takes one process when the plan allows it, else Ray."""
     ray_address: str | None = None
     """Ray cluster to join (`auto`, or host:port of its head); null starts one on this machine for the run."""
-    virtual_devices: ZeroOrMore = 0
+    virtual_devices: Annotated[int, Within(0, 128)] = 0
     """Pretend that every node has this many accelerators, all of them its CPU; 0 counts the real ones."""
-    torch_threads: ZeroOrMore = 0
+    torch_threads: Annotated[int, Within(0, 4096)] = 0
     """CPU threads of torch; 0 leaves it to torch, with Ray it deals the cores out to a node's processes. Small networks
     are as fast with 1, and steadier on a busy machine."""
 
@@ -69,7 +71,7 @@ class RunnerConfig:
 
     task_type: Literal["embodied", "embodied_eval", "embodied_sft"] = "embodied"
     """embodied_eval evaluates whatever command runs the file."""
-    seed: int = 0
+    seed: Seed = 0
     """Root of all randomness; env.*.seed and actor.seed are added as offsets."""
     max_epochs: Count = 1000
     """Training steps (one step is one rollout and its update)."""
@@ -92,10 +94,10 @@ class RunnerConfig:
     """Id of the run, in every file that it writes; null draws one, and a run that is continued keeps its own."""
     ckpt_path: str | None = None
     """Weights to load before anything else (a checkpoint folder, or a .pt imported weights-only)."""
-    weight_sync_interval: Count = 1
+    weight_sync_interval: Annotated[int, Within(1, 10**6)] = 1
     """Updates between weight syncs, where rollout and actor are not in one process. A run that begins or is resumed
     syncs at once, and so does every evaluation."""
-    max_staleness: ZeroOrMore = 0
+    max_staleness: Annotated[int, Within(0, 1000)] = 0
     """Updates that the weights of a rollout may lack when it is learnt from. 0 rolls out and learns in turn; with 1 or
     more the next rollouts run during the update, and actors have processes of their own, where need be on the same
     accelerators."""
@@ -125,11 +127,11 @@ class SamplingConfig:
 
     do_sample: bool = True
     """False evaluates greedily; training always samples."""
-    temperature_train: float = 1.0
+    temperature_train: Annotated[float, Within(0.001, 100)] = 1.0
     """Divides the logits of the action bins."""
-    temperature_eval: float = 0.6
+    temperature_eval: Annotated[float, Within(-1, 100)] = 0.6
     """Greedy when <= 0."""
-    top_k: int = 0
+    top_k: Annotated[int, Within(-1, 256)] = 0
     """Draw from this many of the 256 action bins; <= 0 keeps all."""
 
 
@@ -142,13 +144,13 @@ class RolloutConfig:
     enable_offload: bool = False
     """Weights wait in pinned host memory while others work on the same accelerators; those shared with an actor of the
     same process stay."""
-    pipeline_stage_num: Literal["auto"] | Count = "auto"
+    pipeline_stage_num: Literal["auto"] | Annotated[int, Within(1, 1024)] = "auto"
     """Env batches alternated so that simulators and policy overlap. auto: 2 where the policy has an accelerator, the
     simulators run on the host's cores and the envs can be halved; else 1."""
-    prefix_cache_bytes: Literal["auto"] | ZeroOrMore = "auto"
+    prefix_cache_bytes: Literal["auto"] | Annotated[int, Within(0, 1 << 50)] = "auto"
     """Device memory, shared by the ranks on it, for the prefixes that train_expert_only updates use again. auto: what
     is free after weights, optimiser, experience and the activations of the last update."""
-    prefix_cache_host_bytes: Literal["auto"] | ZeroOrMore = "auto"
+    prefix_cache_host_bytes: Literal["auto"] | Annotated[int, Within(0, 1 << 50)] = "auto"
     """Pinned host memory of each rollout rank for the prefixes that the device has no room for; what neither holds is
     computed again. auto: half of what the host has free beside a GPU, none without one."""
     sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
@@ -161,19 +163,19 @@ class RolloutConfig:
 class OptimConfig:
     """AdamW with a second group for the value head."""
 
-    lr: float = 1e-5
+    lr: Rate = 1e-5
     """Learning rate of everything but the value head."""
-    value_lr: float = 1e-4
+    value_lr: Rate = 1e-4
     """Learning rate of the value head."""
-    adam_beta1: float = 0.9
+    adam_beta1: Decay = 0.9
     """Decay of AdamW's mean of gradients."""
-    adam_beta2: float = 0.999
+    adam_beta2: Decay = 0.999
     """Decay of AdamW's mean of squared gradients."""
-    adam_eps: float = 1e-8
+    adam_eps: Annotated[float, Within(1e-16, 1)] = 1e-8
     """Added to the root of that mean before dividing by it."""
-    weight_decay: float = 0.01
+    weight_decay: Annotated[float, Within(0, 100)] = 0.01
     """Share of a weight, times the learning rate, that a step takes off it."""
-    clip_grad: float = 1.0
+    clip_grad: Norm = 1.0
     """Largest norm of the gradient; a larger one is scaled down."""
     critic_warmup_steps: ZeroOrMore = 0
     """Optimiser steps that train the value head alone."""
@@ -181,11 +183,11 @@ class OptimConfig:
     """How the learning rates change after the warm-up."""
     total_training_steps: ZeroOrMore = 0
     """Length of the schedule in training steps; 0 takes the run's own length."""
-    lr_warmup_steps: int = 0
+    lr_warmup_steps: Annotated[int, Within(-1)] = 0
     """Training steps of linear warm-up; -1 for none."""
-    min_lr_rate: float = 0.0
+    min_lr_rate: Share = 0.0
     """cosine: the rates never fall below this share of their full value."""
-    num_cycles: float = 0.5
+    num_cycles: Annotated[float, Within(0, 1000)] = 0.5
     """cosine: waves until the end of the schedule; 0.5 falls once from full to least."""
 
 
@@ -232,16 +234,16 @@ class ActorConfig:
 
     group_name: str = "ActorGroup"
     """Folder of these workers' logs, with runner.per_worker_log."""
-    micro_batch_size: Count = 32
+    micro_batch_size: Annotated[int, Within(1, 10**6)] = 32
     """Samples per forward on one rank; less where they would not divide its share of the global batch."""
     global_batch_size: Count = 256
     """Samples per optimiser step over all ranks."""
-    seed: int = 0
+    seed: Seed = 0
     """Offset to runner.seed for weights and shuffling."""
     enable_offload: bool = False
     """Optimiser state, fp32 copies and shards wait in pinned host memory during rollouts on the same accelerators, and
     with them weights that no rollout of the same process reads."""
-    max_nonfinite_steps: int = 3
+    max_nonfinite_steps: ZeroOrMore = 3
     """Optimiser steps in a row with a non-finite gradient before the run stops; each one is skipped and counted."""
     model: ModelConfig
     """The policy; its keys are those of its model_type."""
@@ -261,7 +263,7 @@ class CollectConfig:
     """Successful episodes kept per task; failures are dropped and the next id is tried."""
     tasks: list[str] = field(default_factory=list)
     """Task names; empty takes every task of the suite."""
-    action_noise: float = 0.3
+    action_noise: Annotated[float, Within(0, 10)] = 0.3
     """Each episode adds Gaussian action noise of a std drawn uniformly from 0 to this; labels stay clean."""
     max_attempts: Count = 10
     """Ids tried per wanted episode before the task is reported as failed."""
@@ -283,26 +285,26 @@ class SftConfig:
     """Samples per step."""
     noise_draws: Count = 1
     """Draws of (noise, time) per sample and step."""
-    lr: float = 1e-3
+    lr: Rate = 1e-3
     """Learning rate after the warm-up."""
     lr_scheduler: Literal["constant", "cosine"] = "constant"
     """cosine falls to 0 at `steps`."""
     warmup_steps: ZeroOrMore = 50
     """Steps in which the learning rate rises to its full value."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Within(0, 100)] = 0.0
     """Share of a weight, times the learning rate, that a step takes off it."""
-    clip_grad: float = 1.0
+    clip_grad: Norm = 1.0
     """Largest norm of the gradient; a larger one is scaled down."""
-    state_loss: Annotated[float, Within(0)] = 0.0
+    state_loss: Weight = 0.0
     """Weight of a second loss: the mean image token must tell the simulator's privileged state through a linear layer
     that is thrown away afterwards. Helps a network that must first learn to see; 0 leaves it out."""
     log_interval: Count = 50
     """Steps between two lines of the console and of metrics.jsonl."""
     eval_interval: ZeroOrMore = 0
     """Evaluate every this many steps; 0 never."""
-    stop_at_success: float | None = None
+    stop_at_success: Share | None = None
     """Stop once an evaluation reaches this success rate (a deliberately weak start for RL)."""
-    stop_at_most: float | None = None
+    stop_at_most: Share | None = None
     """With stop_at_success: above this rate, move back towards the last evaluated weights until inside the band. If no
     weights on the way lie inside, the nearest are kept and sft.json says `stopped_at_success: false`."""
     eval_trials: Count = 32

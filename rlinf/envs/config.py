@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from rlinf.typed import Count, Within, ZeroOrMore
+from rlinf.typed import Count, Seed, Weight, Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +18,9 @@ class VideoConfig:
     """Write reward, success and step onto the frames."""
     video_base_dir: str = "video"
     """Folder of the files, one sub-folder per rank and stage."""
-    fps: ZeroOrMore = 0
+    fps: Annotated[int, Within(0, 1000)] = 0
     """0 plays at the simulator's control rate."""
-    max_envs: Count = 9
+    max_envs: Annotated[int, Within(1, 1024)] = 9
     """Envs shown, tiled; recording renders every step of these."""
 
 
@@ -50,25 +50,25 @@ class EnvConfig(SimulatorKeys):
     """Suite or task of that simulator, e.g. metaworld_50, or a list of them: [reach-v3, push-v3], in equal shares."""
     task_weights: dict[str, float] = field(default_factory=dict)
     """env.train: shares of the tasks in the episodes, {reach-v3: 2}; a task that is not named weighs 1."""
-    total_num_envs: Count = 8
+    total_num_envs: Annotated[int, Within(1, 10**6)] = 8
     """Environments over all workers and stages."""
     auto_reset: bool = False
     """Start a new episode at the chunk end where one ended; rollouts then continue across iterations."""
     ignore_terminations: bool = False
     """Play to max_episode_steps even after success."""
-    max_steps_per_rollout_epoch: Count = 100
+    max_steps_per_rollout_epoch: Annotated[int, Within(1, 10**6)] = 100
     """Primitive steps per rollout."""
-    max_episode_steps: Count = 100
+    max_episode_steps: Annotated[int, Within(1, 10**6)] = 100
     """Primitive steps after which an episode is truncated."""
-    rollout_epoch: Count = 1
+    rollout_epoch: Annotated[int, Within(1, 10**6)] = 1
     """Rollouts of every env per training step."""
     num_trials: Annotated[int, Within(-1)] = 0
     """env.eval: held-out ids to play once each; 0 derives envs x episodes per rollout x epochs, -1 plays all."""
     use_rel_reward: bool = True
     """Pay differences of the reward level instead of the level itself."""
-    reward_coef: float = 1.0
+    reward_coef: Weight = 1.0
     """Reward of a success."""
-    seed: int = 0
+    seed: Seed = 0
     """Offset to runner.seed for reset ids."""
     group_size: Count = 1
     """Neighbouring envs that start from the same reset id."""
@@ -78,13 +78,13 @@ class EnvConfig(SimulatorKeys):
     """Free the simulators' memory while the actor trains."""
     init_params: dict[str, Any] = field(default_factory=dict)
     """Options of the simulator itself; keys are those of its `Options`."""
-    num_processes: ZeroOrMore = 0
+    num_processes: Annotated[int, Within(0, 4096)] = 0
     """Simulator processes per env worker and stage; 0 chooses by cores."""
     python: str | None = None
     """Interpreter of the simulator processes; null is the running one."""
-    step_deadline_s: Annotated[float, Within(0)] = 120.0
+    step_deadline_s: Annotated[float, Within(0.01, 10**6)] = 120.0
     """Seconds a simulator may take for one chunk or reset before it is restarted."""
-    max_restarts: ZeroOrMore = 3
+    max_restarts: Annotated[int, Within(0, 10**6)] = 3
     """Restarts per simulator process within one training step before the run stops."""
     video_cfg: VideoConfig = field(default_factory=VideoConfig)
     """Videos of what the policy does."""

@@ -132,8 +132,8 @@ class SimProcess:
         name = f"simulator {self._simulator!r}"
         if "missing_module" in reply:
             raise NotInstalledError(
-                f"{name} needs the Python package {reply['missing_module']!r} in {self._python or sys.executable}; "
-                f"pip install -r requirements/envs/{self._simulator}.txt"
+                f"{name} needs the Python package {reply['missing_module']!r}: "
+                f"{self._python or sys.executable} -m pip install -r requirements/envs/{self._simulator}.txt"
             )
         if "absent" in reply:
             raise NotInstalledError(f"{name}: {reply['absent']}")

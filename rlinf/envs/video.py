@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.envs.config import VideoConfig
-from rlinf.errors import UserError
+from rlinf.errors import UserError, install_line
 
 MIN_TILE = 128  # pixels: smaller images are enlarged so that captions can be read
 LETTERS, LINE = 10, 11  # height of letters and distance between lines on a tile of 128 pixels; both grow with it
@@ -113,6 +113,6 @@ def _packages() -> SimpleNamespace:
         from PIL import Image, ImageDraw, ImageFont
     except ModuleNotFoundError as error:
         raise UserError(
-            f"video_cfg.save_video=true needs the package {error.name}; install it with: pip install 'rlinf[video]'"
+            f"video_cfg.save_video=true needs the Python package {error.name}: {install_line('video')}"
         ) from None
     return SimpleNamespace(av=av, Image=Image, ImageDraw=ImageDraw, ImageFont=ImageFont)

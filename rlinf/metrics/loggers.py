@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import yaml
 
 from rlinf.config.schema import LoggerConfig
-from rlinf.errors import UserError
+from rlinf.errors import UserError, install_line
 from rlinf.metrics.logger_modes import choose_mode, offline_note
 from rlinf.metrics.names import expand
 from rlinf.storage.atomic_folder import make_folder, write_file
@@ -259,7 +259,7 @@ def check_backends(cfg: LoggerConfig) -> None:
         if find_spec(name) is None:
             raise UserError(
                 f"runner.logger.logger_backends asks for {name}, which is not installed: "
-                f'pip install "rlinf[{name}]", or take {name} out of the list'
+                f"{install_line(name)}, or take {name} out of the list"
             )
         if name == "swanlab" and cfg.swanlab_mode == "local" and find_spec("swanboard") is None:
             raise UserError(

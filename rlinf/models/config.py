@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from rlinf.errors import UserError
 from rlinf.plugins import MODEL, available, dotted_path, import_attribute
+from rlinf.typed import Count, Within
 
 Precision = Literal["fp32", "bf16"]
+PrecisionName = Literal["fp32", "32", "bf16", "bf16-mixed"]  # as configs write it
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,11 @@ class ModelConfig:
     """Checkpoint folder to start from; null starts from random weights, with a warning; size `base` needs one."""
     size: str = "base"
     """`base` (published), `small` (one GPU), `compact` (two CPU cores)."""
-    precision: str | None = None
+    precision: PrecisionName | None = None
     """fp32, bf16, or null to keep the model's own rule."""
-    num_action_chunks: int = 1
+    num_action_chunks: Annotated[int, Within(1, 1000)] = 1
     """Actions executed per policy call (C)."""
-    action_dim: int = 7
+    action_dim: Annotated[int, Within(1, 1000)] = 7
     """Columns of an action as the policy gives it."""
     use_proprio: bool = False
     """Whether the model reads the robot state."""
@@ -68,11 +69,11 @@ class ModelConfig:
     """One value per chunk, or one per action."""
     is_lora: bool = False
     """Train adapters instead of the weights."""
-    lora_rank: int = 32
+    lora_rank: Annotated[int, Within(1, 10**4)] = 32
     """Rank of the adapters."""
-    lora_alpha: int | None = None
+    lora_alpha: Count | None = None
     """Scale of the adapters is lora_alpha / lora_rank; null takes the rank."""
-    lora_dropout: float = 0.0
+    lora_dropout: Annotated[float, Within(0, 0.999)] = 0.0
     """Dropout in front of the adapters, in imitation only."""
     lora_targets: str | list[str] = "all-linear"
     """Names (or endings) of the layers that get adapters; `all-linear` adapts every one."""
@@ -84,7 +85,7 @@ class ModelConfig:
     """Replay recorded kernels when acting on a GPU; the numbers are the same, small batches are much faster."""
     policy_setup: str | None = None
     """Robot convention of the checkpoint, e.g. widowx_bridge."""
-    num_images_in_input: int = 1
+    num_images_in_input: Annotated[int, Within(1, 16)] = 1
     """Cameras fed to the model: the main one first, then wrist cameras."""
 
     @classmethod
@@ -104,10 +105,9 @@ class ModelConfig:
     @property
     def stored_precision(self) -> Precision:
         """What the network is stored in; bf16 is refused where there is no GPU."""
-        names: dict[str | None, Precision] = {"fp32": "fp32", "32": "fp32", "bf16": "bf16", "bf16-mixed": "bf16"}
-        if self.precision not in (None, *names):
-            raise UserError(f"actor.model.precision={self.precision!r} must be fp32, bf16 or null")
-        return names.get(self.precision, self.default_precision)
+        if self.precision is None:
+            return self.default_precision
+        return "bf16" if self.precision.startswith("bf16") else "fp32"
 
     def num_parameters(self) -> dict[str, int]:
         """Parameter counts by part."""

@@ -11,7 +11,7 @@ import torch
 from rlinf.config.schema import Config
 from rlinf.data.layout import Piece
 from rlinf.data.struct import TensorStruct
-from rlinf.errors import UserError
+from rlinf.errors import UserError, install_line
 from rlinf.placement.plan import Plan
 
 Route = Sequence[Piece]  # the pieces of several ranks' batches that, one after another, are a rank's own batch
@@ -68,7 +68,7 @@ def check_backend(plan: Plan) -> None:
     if not plan.one_process and importlib.util.find_spec("ray") is None:
         raise UserError(
             f"cluster: this plan has {len(plan.processes)} processes, which Ray runs, and the Python package ray is "
-            """not installed: pip install -c constraints.txt -e ".[ray]"; or place everything in one process with """
+            f"not installed: {install_line('ray')}; or place everything in one process with "
             "cluster.component_placement={'actor,env,rollout': '0'}"
         )
 

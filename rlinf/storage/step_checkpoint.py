@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf.errors import UserError
+from rlinf.errors import UserError, where_to_get
 from rlinf.storage.atomic_folder import REPLACED, TEMPORARY, atomic_folder, restore_replaced
 from rlinf.storage.provenance import packages
 
@@ -106,7 +106,7 @@ class Manifest:
                 raise ValueError(f"its step is {manifest.step!r}")
             if not isinstance(manifest.saved_at, int | float):
                 raise TypeError("saved_at must be a number")
-        except (ValueError, TypeError) as error:  # no text, no JSON, or other keys
+        except (ValueError, TypeError, RecursionError) as error:  # no text, no JSON, or other keys
             raise UserError(f"checkpoint {folder}: manifest.json cannot be read ({error})") from error
         return manifest
 
@@ -201,12 +201,28 @@ def policy_folder(ckpt_path: str) -> Path | None:
     return inside if inside.is_dir() else folder if folder.is_dir() else None
 
 
+def newest_of_run(ckpt_path: str) -> Path | None:
+    """The last checkpoint saved below a run folder; None for any other path. UserError where it holds several runs'."""
+    folder = Path(ckpt_path).expanduser()
+    if not folder.is_dir() or NAME.search(folder.name) or (folder / "config.json").exists():
+        return None
+    places = ("global_step_*", "checkpoints/global_step_*", "*/checkpoints/global_step_*")
+    saved = [step for place in places for step in folder.glob(place) if (step / "manifest.json").is_file()]
+    newest = {step.parent: step for step in sorted(saved, key=lambda step: Manifest.parse(step).saved_at)}
+    if len(newest) > 1:
+        listed = ", ".join(map(str, newest.values()))
+        raise UserError(f"runner.ckpt_path={ckpt_path} holds checkpoints of several runs; name one of {listed}")
+    if not newest and (folder / "metrics.jsonl").exists():
+        raise UserError(f"runner.ckpt_path={ckpt_path} is a run folder without a checkpoint")
+    return next(iter(newest.values()), None)
+
+
 def verify_ckpt_path(ckpt_path: str, key: str = "runner.ckpt_path") -> None:
     """Refuse weights that are not there, or that differ from the manifest of the checkpoint they lie in."""
     path = Path(ckpt_path).expanduser()
     if not path.exists():
         found = ", ".join(p.name for p in numbered(path.parent)) or "no checkpoints"
-        raise UserError(f"{key}={ckpt_path} does not exist; there: {found}")
+        raise UserError(f"{key}={ckpt_path} does not exist{where_to_get(ckpt_path, key) or f'; there: {found}'}")
     for folder in (path, *path.absolute().parents[:2]):  # global_step_N, or global_step_N/actor/model
         if NAME.search(folder.name) and folder.is_dir():
             Manifest.read(folder)

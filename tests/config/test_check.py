@@ -36,8 +36,14 @@ TABLE = [
         ["env.train.total_num_envs=15", TWO_ROLLOUT_RANKS],
         "env.train.total_num_envs=15 must divide by rollout ranks x stages = 2 x 1 = 2; nearest are 14 and 16",
     ),
-    (["env.train.total_num_envs=0"], "command line: env.train.total_num_envs=0 must be an integer at least 1"),
-    (["rollout.pipeline_stage_num=0"], "command line: rollout.pipeline_stage_num=0 must be an integer at least 1"),
+    (
+        ["env.train.total_num_envs=0"],
+        "command line: env.train.total_num_envs=0 must be an integer from 1 to 1000000; nearest is 1",
+    ),
+    (
+        ["rollout.pipeline_stage_num=0"],
+        "command line: rollout.pipeline_stage_num=0 must be an integer from 1 to 1024; nearest is 1",
+    ),
     (
         ["env.train.total_num_envs=12", "rollout.pipeline_stage_num=2", *GRPO],
         "env.train.total_num_envs=12 gives 6 envs per env rank and stage, which must divide by group_size=4; "
@@ -61,16 +67,31 @@ TABLE = [
         "actor.global_batch_size=96 must divide the rollout of 128 samples (chunks x envs x rollout_epoch = "
         "4 x 16 x 2); nearest are 64 and 128",
     ),
-    (["actor.micro_batch_size=0"], "command line: actor.micro_batch_size=0 must be an integer at least 1"),
-    (["runner.save_interval=0"], "command line: runner.save_interval=0 must be an integer at least 1 or -1"),
+    (
+        ["actor.micro_batch_size=0"],
+        "command line: actor.micro_batch_size=0 must be an integer from 1 to 1000000; nearest is 1",
+    ),
+    (
+        ["runner.save_interval=0"],
+        "command line: runner.save_interval=0 must be an integer from 1 to 1e9 or -1; nearest is 1",
+    ),
     (
         ["runner.val_check_interval=-2"],
-        "command line: runner.val_check_interval=-2 must be an integer at least 1 or -1",
+        "command line: runner.val_check_interval=-2 must be an integer from 1 to 1e9 or -1; nearest is -1",
     ),
-    (["runner.max_epochs=0"], "command line: runner.max_epochs=0 must be an integer at least 1"),
-    (["runner.weight_sync_interval=0"], "command line: runner.weight_sync_interval=0 must be an integer at least 1"),
-    (["cluster.virtual_devices=-1"], "command line: cluster.virtual_devices=-1 must be an integer at least 0"),
-    (["cluster.torch_threads=-1"], "command line: cluster.torch_threads=-1 must be an integer at least 0"),
+    (["runner.max_epochs=0"], "command line: runner.max_epochs=0 must be an integer from 1 to 1e9; nearest is 1"),
+    (
+        ["runner.weight_sync_interval=0"],
+        "command line: runner.weight_sync_interval=0 must be an integer from 1 to 1000000; nearest is 1",
+    ),
+    (
+        ["cluster.virtual_devices=-1"],
+        "command line: cluster.virtual_devices=-1 must be an integer from 0 to 128; nearest is 0",
+    ),
+    (
+        ["cluster.torch_threads=-1"],
+        "command line: cluster.torch_threads=-1 must be an integer from 0 to 4096; nearest is 0",
+    ),
     (
         ["algorithm.adv_type=grpo", "algorithm.loss_type=actor"],
         "algorithm.group_size=1 must be at least 2 for adv_type grpo, which compares group members",
@@ -100,7 +121,10 @@ TABLE = [
         ["algorithm.kl_beta=0.1"],
         "command line: algorithm.kl_beta=0.1 must be 0, or left out: there is no reference policy",
     ),
-    (["algorithm.update_epoch=0"], "command line: algorithm.update_epoch=0 must be an integer at least 1"),
+    (
+        ["algorithm.update_epoch=0"],
+        "command line: algorithm.update_epoch=0 must be an integer from 1 to 1000000; nearest is 1",
+    ),
     (
         ["actor.model.openpi.noise_method=flow_ode"],
         "actor.model.openpi.noise_method=flow_ode gives no log-probs and cannot be trained by RL",
@@ -144,7 +168,10 @@ TABLE = [
         ["reward.use_reward_model=true"],
         "command line: reward.use_reward_model=True must be False, or left out: rewards come from the simulator",
     ),
-    (["actor.model.precision=fp8"], "actor.model.precision='fp8' must be fp32, bf16 or null"),
+    (
+        ["actor.model.precision=fp8"],
+        "command line: actor.model.precision='fp8' must be 'fp32' or '32' or 'bf16' or 'bf16-mixed' or null",
+    ),
     (["actor.model.model_path=/no/such/folder"], "actor.model.model_path='/no/such/folder' does not exist"),
     (
         ["actor.model.size=base"],
@@ -364,12 +391,16 @@ def test_the_quickstart_checks_its_evaluation_before_it_starts() -> None:
     ],
 )
 def test_counts_that_must_be_positive(purpose: Purpose, setting: str) -> None:
-    with pytest.raises(UserError, match=f"^command line: {re.escape(setting)} must be an integer at least 1$"):
+    with pytest.raises(
+        UserError, match=f"^command line: {re.escape(setting)} must be an integer from 1 to .*; nearest is 1$"
+    ):
         load_config("quickstart", [setting], purpose=purpose, devices=[0])
 
 
 def test_state_loss_is_a_weight() -> None:
-    with pytest.raises(UserError, match=r"^command line: sft.state_loss=-1.0 must be a number at least 0$"):
+    with pytest.raises(
+        UserError, match=r"^command line: sft.state_loss=-1.0 must be a number from 0 to 1000000; nearest is 0$"
+    ):
         load_config("quickstart", ["sft.state_loss=-1.0"], purpose="sft", devices=[0])
 
 

@@ -187,10 +187,10 @@ def test_a_video_block_without_its_parents_is_that_of_training(tmp_path: Path) -
             "env: {eval: {init_params: {imagesize: 4}}}",
             "unknown key env.eval.init_params.imagesize; did you mean env.eval.init_params.image_size?",
         ),
-        ("actor: {optim: {lr: fast}}", "actor.optim.lr='fast' must be a number"),
-        ("runner: {max_epochs: 1.5}", "runner.max_epochs=1.5 must be an integer at least 1"),
-        ("runner: {only_eval: 1}", "runner.only_eval=1 must be true or false"),
-        ("runner: {max_epochs: true}", "runner.max_epochs=True must be an integer at least 1"),
+        ("actor: {optim: {lr: fast}}", "actor.optim.lr='fast' must be a number from 0 to 10; default is 1e-05"),
+        ("runner: {max_epochs: 1.5}", "runner.max_epochs=1.5 must be an integer from 1 to 1e9; nearest is 2"),
+        ("runner: {only_eval: 1}", "runner.only_eval=1 must be true or false; default is false"),
+        ("runner: {max_epochs: true}", "runner.max_epochs=True must be an integer from 1 to 1e9; default is 1000"),
         ("env: {train: {video_cfg: 3}}", "env.train.video_cfg=3 must be a block of keys"),
         (
             "runner: {logger: {logger_backends: wandb}}",
@@ -202,7 +202,10 @@ def test_a_video_block_without_its_parents_is_that_of_training(tmp_path: Path) -
             "algorithm.reward_type='chunk_levl' must be 'chunk_level' or 'action_level' (did you mean 'chunk_level'?)",
         ),
         ("compat: rlinf-0.3", "compat='rlinf-0.3' must be 'rlinf-0.4' or null (did you mean 'rlinf-0.4'?)"),
-        ("env: {train: {init_params: {image_size: big}}}", "env.train.init_params.image_size='big' must be an integer"),
+        (
+            "env: {train: {init_params: {image_size: big}}}",
+            "env.train.init_params.image_size='big' must be an integer from 8 to 4096; default is 32",
+        ),
         (
             "actor: {model: {model_type: openvla_2}}",
             "actor.model.model_type='openvla_2' is unknown (did you mean 'openvla'?); available: openpi, openvla, "
@@ -367,3 +370,33 @@ def test_training_plays_whole_chunks_where_evaluations_may_cut_them() -> None:
 def test_an_evaluation_may_have_more_ranks_than_a_batch_has_samples() -> None:
     cfg = load_config("toy_ppo_compact", ["actor.global_batch_size=2", "actor.micro_batch_size=2"], purpose="eval")
     assert micro_batch_size(cfg, 4) == 1
+
+
+BOMB = "a: &a [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (BOMB, r"its aliases \(&name, \*name\) expand to 1.23e\+09 values; 100000 are the most"),
+        ("runner: &run {logger: *run}", r"its aliases \(&name, \*name\) expand without end; 100000 are the most"),
+        ("defaults: [mine]", "its `defaults` lead back to a file they start from, or its blocks are nested too deeply"),
+        (
+            "runner: " + "{a: " * 3000 + "1" + "}" * 3000,
+            "its `defaults` lead back .*, or its blocks are nested too deep",
+        ),
+    ],
+)
+def test_a_file_without_end_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=rf"mine.yaml: {line}"):
+        load_config(str(file))
+
+
+def test_a_value_without_end_is_one_line() -> None:
+    for value in ("[" * 500, "&a [*a]"):
+        with pytest.raises(UserError, match=r"^command line: .*(nested too deeply|expand without end)"):
+            load_config("toy_ppo_compact", [f"collect.tasks={value}"])

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import rlinf
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -268,3 +270,70 @@ def test_an_unreachable_repository_is_named_and_leaves_nothing_behind(tmp_path: 
     assert done.returncode == 1
     assert f"calvin.sh: cannot clone {tmp_path}/nowhere; set CALVIN_ENV_REPO to a copy of it" in done.stderr
     assert not (tmp_path / "files").exists()
+
+
+def make(machine: Machine, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`make ARGUMENTS` in the copy, where nothing but the versions is real; `rlinf` ends at once."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        if not (machine.folder / name).exists():
+            shutil.copy2(ROOT / name, machine.folder)
+    for name in ("system.sh", "vulkan.sh"):
+        (machine.folder / "requirements" / name).write_text("exit 0\n")
+    program = machine.folder / ".venv/bin/rlinf"
+    (machine.folder / "rlinf").write_text("#!/bin/sh\n")
+    (machine.folder / "rlinf").chmod(0o755)
+    command = ["make", *arguments, f"PYTHON={machine.folder}/python", "VENV=.venv"]
+    env = {**os.environ, "CALLS": str(machine.folder / "calls")}
+    program.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(machine.folder / "rlinf", program)
+    python = machine.folder / ".venv/bin/python"
+    shutil.copy(machine.folder / "python", python)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=machine.folder, env=env)
+
+
+LIGHT, ALL = "-e .[quickstart]", "-e .[metaworld,calvin,maniskill,ray,dev]"
+
+
+def extras(machine: Machine) -> list[str]:
+    """What make asked pip for so far, apart from torch."""
+    return [call[call.index("-e ") :] for call in machine.calls if "-e " in call]
+
+
+def test_make_quickstart_installs_the_least_and_never_takes_anything_away(machine: Machine) -> None:
+    assert make(machine, "quickstart").returncode == 0
+    assert make(machine, "quickstart").returncode == 0
+    assert extras(machine) == [LIGHT]  # once
+    assert make(machine, "setup").returncode == 0
+    assert make(machine, "setup").returncode == 0
+    assert make(machine, "quickstart").returncode == 0
+    assert extras(machine) == [LIGHT, ALL]
+    later = (machine.folder / ".venv/.installed").stat().st_mtime + 10
+    os.utime(machine.folder / "constraints.txt", (later, later))
+    assert make(machine, "quickstart").returncode == 0
+    assert extras(machine) == [LIGHT, ALL, ALL]  # what is there is renewed as a whole
+
+
+def test_the_extra_of_the_quickstart_holds_what_it_uses_and_no_other_simulator() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert project["quickstart"] == ["rlinf[metaworld,datasets,video,tensorboard]"]
+
+
+@pytest.mark.parametrize("target", ["quickstart", "setup", "test"])
+def test_make_refuses_an_older_python_first_and_in_one_line(machine: Machine, target: str) -> None:
+    done = make(machine.python(10), target)
+    line, *rest = done.stderr.splitlines()
+    assert (done.returncode, machine.calls, done.stdout) == (2, [], "")
+    assert line.startswith("rlinf needs Python 3.11 or newer; .venv/bin/python is 3.10.0: name another with PYTHON=")
+    assert all(text.startswith("make: ***") for text in rest)
+
+
+def test_importing_with_an_older_python_is_one_line_too() -> None:
+    code = "import sys; sys.version_info = (3, 9, 2); import rlinf.commands.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (1, f"rlinf needs Python 3.11 or newer; {sys.executable} is 3.9.2\n")
+
+
+def test_everyone_names_the_same_least_python() -> None:
+    least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
+    assert least == ".".join(map(str, rlinf.LEAST_PYTHON))
+    assert f"rlinf needs Python {least} or newer" in (ROOT / "requirements/install.sh").read_text()

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from rlinf.commands import cli
+from rlinf.errors import install_line
 from tests.conftest import REPO
 from tests.runs import hide_gl
 
@@ -86,7 +88,7 @@ TABLE = {
     ),
     "wrong type": (
         ["train", "toy_ppo_compact", "actor.optim.lr=fast"],
-        "command line: actor.optim.lr='fast' must be a number",
+        "command line: actor.optim.lr='fast' must be a number from 0 to 10; default is 1e-05",
     ),
     "wrong choice": (
         ["train", "toy_ppo_compact", "actor.model.openpi.noise_method=flow_sd"],
@@ -179,7 +181,7 @@ def test_rlinf_alone_shows_its_help(monkeypatch, capfd):
     [
         ("runner: {max_epoch: 3}", "unknown key runner.max_epoch; did you mean runner.max_epochs?"),
         ("env: {train: {total_envs: 3}}", "unknown key env.train.total_envs; did you mean env.train.total_num_envs?"),
-        ("algorithm: {gamma: high}", "algorithm.gamma='high' must be a number"),
+        ("algorithm: {gamma: high}", "algorithm.gamma='high' must be a number from 0 to 1; default is 0.99"),
         (
             "runner: [1, 2]",
             "In 'mine': ConfigTypeError raised while composing config: Cannot merge DictConfig with ListConfig",
@@ -214,7 +216,7 @@ def test_a_file_that_is_no_yaml(tmp_path, monkeypatch, capfd):
         (
             ["runner.logger.logger_backends=[wandb]"],
             "runner.logger.logger_backends asks for wandb, which is not installed: "
-            'pip install "rlinf[wandb]", or take wandb out of the list',
+            f"{install_line('wandb')}, or take wandb out of the list",
         ),
     ],
 )
@@ -352,8 +354,15 @@ def test_a_dead_simulator_in_an_evaluation(tmp_path, monkeypatch, capfd):
     assert not (tmp_path / "run" / "eval").exists()
 
 
+def infinite_advantages(steps, cfg, all_reduce):
+    """An estimator that no update survives."""
+    return torch.full_like(steps.rewards, torch.inf), None
+
+
 def test_training_that_diverges_ends_with_status_4(tmp_path, monkeypatch, capfd):
-    overrides = ["actor.max_nonfinite_steps=1", "algorithm.gamma=.inf"]
+    monkeypatch.setitem(sys.modules, "diverging", SimpleNamespace(infinite_advantages=infinite_advantages))
+    overrides = ["actor.max_nonfinite_steps=1", "algorithm.adv_type=diverging.infinite_advantages"]
+    overrides += ["algorithm.loss_type=actor"]
     outcome = call(["train", "toy_ppo_compact", *small(tmp_path / "run"), *overrides], monkeypatch, capfd)
     assert outcome.error == (
         "the gradient was not finite for 1 optimiser steps in a row (actor.max_nonfinite_steps); "
@@ -382,7 +391,7 @@ def test_a_missing_gl_library_names_the_apt_line(tmp_path):
 def test_a_missing_extra_names_the_install_line(package, extra, arguments, tmp_path):
     (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('No module {package}', name='{package}')")
     outcome = rlinf(*(a.format(tmp_path) for a in arguments), PYTHONPATH=str(tmp_path))
-    line = f'the Python package {package} is not installed: pip install -c constraints.txt -e ".[{extra}]"'
+    line = f"the Python package {package} is not installed: {install_line(extra)}"
     assert (outcome.status, outcome.error) == (2, line)
 
 

@@ -81,7 +81,7 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, name: str, monkeypatc
     monkeypatch.setattr(loggers, "find_spec", lambda package: None)
     with pytest.raises(UserError) as error:
         open_logger(tmp_path, name)
-    assert f'pip install "rlinf[{name}]"' in str(error.value)
+    assert f'-m pip install -c constraints.txt -e ".[{name}]", or take {name} out of the list' in str(error.value)
 
 
 def test_a_failing_backend_warns_once_and_the_file_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

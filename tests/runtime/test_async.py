@@ -131,7 +131,7 @@ def test_nothing_runs_past_an_evaluation_a_checkpoint_or_the_end(total, evaluate
             ["runner.max_staleness=1", "cluster.backend=local"],
             r"backend=local rolls out and learns in turn; runner.max",
         ),
-        (["runner.max_staleness=-1"], r"max_staleness=-1 must be an integer at least 0"),
+        (["runner.max_staleness=-1"], r"max_staleness=-1 must be an integer from 0 to 1000"),
     ],
 )
 def test_what_cannot_run_asynchronously_is_refused(overrides, message):

@@ -31,7 +31,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error})") from error
-    except ValueError as error:  # broken JSON or text encoding
+    except (ValueError, RecursionError) as error:  # broken JSON or text encoding, or blocks in blocks without end
         raise UserError(f"{path} is not valid JSON ({error}); copy it again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, expected an object")

@@ -6,17 +6,19 @@ Letters: D model action columns (actions and state are zero-padded to it), H act
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from rlinf.errors import UserError, did_you_mean
-from rlinf.models.config import ModelConfig, PolicySpec, Precision, RunSettings
+from rlinf.models.config import ModelConfig, PolicySpec, Precision, PrecisionName, RunSettings
 from rlinf.models.files.lora_settings import LoraSettings
 from rlinf.models.openpi.architecture import SIZES, VLM, Architecture
 from rlinf.models.openpi.conventions import CONVENTIONS, DataConvention
+from rlinf.typed import Within, check_fields
 
 NoiseMethod = Literal["flow_sde", "flow_noise", "flow_cps", "flow_ode"]
+Few = Annotated[int, Within(1, 1000)]
+Noise = Annotated[float, Within(0, 1000)]
 ValueInput = Literal["expert", "vlm", "state"]
 STATE_KEY = "actor.model.openpi.state_dim"
 ALL_CAMERAS = 3  # main, left wrist, right wrist
@@ -29,29 +31,29 @@ class OpenPiOptions:
 
     config_name: str = "pi0_metaworld"
     """Data convention of the checkpoint: prompt, normalisation, cameras, horizon; its first word says π0 or π0.5."""
-    num_images_in_input: int | None = None
+    num_images_in_input: Annotated[int, Within(1, ALL_CAMERAS)] | None = None
     """Cameras read, main first; null reads all that config_name has."""
-    action_chunk: int | None = None
+    action_chunk: Few | None = None
     """Actions executed per call; must equal actor.model.num_action_chunks."""
-    action_env_dim: int | None = None
+    action_env_dim: Few | None = None
     """Action columns the simulator takes; must equal actor.model.action_dim."""
-    action_horizon: int | None = None
+    action_horizon: Few | None = None
     """Actions denoised at once (H); null takes config_name's for `base` and action_chunk for the other sizes."""
-    max_token_len: int | None = None
+    max_token_len: Annotated[int, Within(1, 10**5)] | None = None
     """Prompt slots stored per sample; longer prompts are cut."""
-    state_dim: int | None = None
+    state_dim: Annotated[int, Within(0, 1000)] | None = None
     """State columns read; null takes config_name's."""
-    num_steps: int | None = None
+    num_steps: Few | None = None
     """Denoising steps (N)."""
     noise_method: NoiseMethod = "flow_sde"
     """What makes the flow a stochastic policy; flow_ode has no log-prob."""
-    noise_level: float = 0.5
+    noise_level: Noise = 0.5
     """Noise scale a of flow_sde and flow_cps."""
     noise_anneal: bool = False
     """Move noise_level along noise_params with the training step."""
-    noise_params: list[float] = field(default_factory=lambda: [0.7, 0.3, 400.0])
+    noise_params: list[Annotated[float, Within(0, 1e6)]] = field(default_factory=lambda: [0.7, 0.3, 400.0])
     """Start, end and number of steps of the annealing."""
-    noise_logvar_range: list[float] = field(default_factory=lambda: [0.08, 0.16])
+    noise_logvar_range: list[Noise] = field(default_factory=lambda: [0.08, 0.16])
     """Smallest and largest standard deviation (despite the name) of flow_noise."""
     joint_logprob: bool = False
     """Score every denoising step (averaged) instead of one random step."""
@@ -73,7 +75,7 @@ class OpenPiOptions:
     """How the vision-language output is pooled (over valid tokens)."""
     value_input: ValueInput | None = None
     """expert, vlm, or state: a small critic on the simulator's privileged state; null follows value_after_vlm."""
-    critic_state_dim: int = 0
+    critic_state_dim: Annotated[int, Within(0, 10**5)] = 0
     """Columns of that privileged state; 0 takes the simulator's."""
     use_dsrl: bool = False
     """Must stay false: steering a frozen policy by its noise (DSRL) is not supported."""
@@ -84,13 +86,13 @@ class Config(ModelConfig):
     """`actor.model` of π0 and π0.5."""
 
     model_type: str = "openpi"
-    precision: str | None = None
+    precision: PrecisionName | None = None
     """fp32, bf16, or null: bf16 for `base`, else fp32. A run of `compact`, which is made for CPUs, is always fp32."""
-    num_images_in_input: int = 0
+    num_images_in_input: Annotated[int, Within(0, ALL_CAMERAS)] = 0
     """Cameras read; 0 leaves it to openpi.num_images_in_input."""
     use_proprio: bool = True
     """Accepted for compatibility; openpi.config_name says whether the state is read."""
-    num_steps: int | None = None
+    num_steps: Few | None = None
     """Denoising steps; openpi.num_steps wins."""
     openpi: OpenPiOptions = field(default_factory=OpenPiOptions)
     """The flow policy."""
@@ -264,6 +266,8 @@ class Config(ModelConfig):
 
     def _check(self) -> None:
         """Refuse what cannot be built."""
+        check_fields(self, "actor.model")
+        check_fields(self.openpi, "actor.model.openpi")
         options, arch, prefix = self.openpi, self.architecture(), "actor.model"
         above = {
             "action_chunk": "num_action_chunks",
@@ -274,17 +278,11 @@ class Config(ModelConfig):
             own, wanted = vars(options)[key], vars(self)[top]
             if own not in (None, wanted):
                 raise UserError(f"{prefix}.openpi.{key}={own} must equal {prefix}.{top}={wanted}")
-        for key in ("max_token_len", "action_horizon", "num_steps"):
-            given = vars(options)[key]
-            if given is not None and given < 1:
-                raise UserError(f"{prefix}.openpi.{key}={given} must be at least 1, or null")
-        if not 1 <= self.num_action_chunks <= arch.action_horizon:
+        if self.num_action_chunks > arch.action_horizon:
             raise UserError(
-                f"{prefix}.num_action_chunks={self.num_action_chunks} must lie between 1 and the action horizon "
+                f"{prefix}.num_action_chunks={self.num_action_chunks} must be at most the action horizon "
                 f"{arch.action_horizon} of {options.config_name}"
             )
-        if not 1 <= self.num_cameras <= ALL_CAMERAS:
-            raise UserError(f"{self.images_key}={self.num_cameras} must be at least 1 and at most {ALL_CAMERAS}")
         if self.state_dim < 1 and (not self.convention.pi05 or self.convention.discrete_state):
             raise UserError(f"{STATE_KEY}={self.state_dim} must be at least 1: {options.config_name} reads it")
         if self.denoise_steps < (2 if options.noise_method == "flow_cps" or options.ignore_last else 1):
@@ -294,23 +292,16 @@ class Config(ModelConfig):
         if self.value_type != "chunk_level":
             raise UserError(f"{prefix}.value_type={self.value_type} must be chunk_level for model_type openpi")
         self._check_noise()
-        _ = self.stored_precision
 
     def _check_noise(self) -> None:
         """Refuse numbers that would divide by zero or give no standard deviation."""
         options, prefix = self.openpi, "actor.model.openpi"
         if len(options.noise_params) != 3 or len(options.noise_logvar_range) != 2:
             raise UserError(f"{prefix}.noise_params needs 3 numbers and noise_logvar_range 2")
-        start, end, steps = options.noise_params
-        if options.noise_anneal and not (0 <= start < math.inf and 0 <= end < math.inf and 0 < steps < math.inf):
-            raise UserError(
-                f"{prefix}.noise_params={options.noise_params} must be a start and an end of at least 0 and a "
-                "positive number of steps"
-            )
-        if not 0 <= options.noise_level < math.inf:
-            raise UserError(f"{prefix}.noise_level={options.noise_level} must be positive")
+        if options.noise_anneal and options.noise_params[2] == 0:
+            raise UserError(f"{prefix}.noise_params={options.noise_params} must end with a positive number of steps")
         low, high = options.noise_logvar_range
-        if options.noise_method == "flow_noise" and not 0 < low <= high < math.inf:
+        if options.noise_method == "flow_noise" and not 0 < low <= high:
             raise UserError(
                 f"{prefix}.noise_logvar_range={options.noise_logvar_range} must be two positive standard deviations, "
                 "the smaller one first"

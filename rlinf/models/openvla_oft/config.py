@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from rlinf.errors import UserError
 from rlinf.models.prismatic.architecture import Parts
 from rlinf.models.prismatic.base_config import PrismaticConfig
+from rlinf.typed import Within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +20,11 @@ class Config(PrismaticConfig):
     """Sequence the checkpoint was trained on: `official` ends it with </s> and may read the state, `rlinf` does not."""
     action_head: Literal["tokens", "l1"] = "tokens"
     """`tokens` is a policy over 256 bins a column; `l1` regresses actions: evaluation and imitation only."""
-    proprio_dim: int = 8
+    proprio_dim: Annotated[int, Within(1, 1000)] = 8
     """State columns read with use_proprio, as one token."""
     use_film: bool = False
     """Condition the vision towers on the instruction."""
-    max_prompt_length: int = 50
+    max_prompt_length: Annotated[int, Within(8, 10**5)] = 50
     """Prompt slots stored per sample; longer prompts are cut, with a warning. Sizes below `base` keep at least 64."""
 
     @classmethod
@@ -79,5 +80,3 @@ class Config(PrismaticConfig):
                     f"actor.model.{key}={value} needs actor.model.implement_version=official; "
                     f"`{self.implement_version}` checkpoints have no such part"
                 )
-        if self.use_proprio and self.proprio_dim < 1:
-            raise UserError(f"actor.model.proprio_dim={self.proprio_dim} must be at least 1 with use_proprio")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from rlinf.errors import UserError
-from rlinf.models.config import ModelConfig, PolicySpec, Precision, RunSettings
+from rlinf.models.config import ModelConfig, PolicySpec, Precision, PrecisionName, RunSettings
 from rlinf.models.files.lora_settings import LoraSettings
 from rlinf.models.prismatic.architecture import NUM_BINS, PLAIN, SIZES, Architecture, Parts
+from rlinf.typed import Within, check_fields
 
 logger = logging.getLogger(__name__)
 
@@ -23,25 +23,24 @@ SMALL_PROMPT = 64  # slots of the sizes that read with the bundled tokenizer, wh
 class PrismaticConfig(ModelConfig):
     """`actor.model` of a policy over action tokens."""
 
-    precision: str | None = None
+    precision: PrecisionName | None = None
     """fp32, bf16, or null: bf16 for `base`, else fp32. A run of `compact`, which is made for CPUs, is always fp32."""
-    max_prompt_length: int = 30
+    max_prompt_length: Annotated[int, Within(8, 10**5)] = 30
     """Prompt slots stored per sample; longer prompts are cut, with a warning. Sizes below `base` keep at least 64."""
     statistics: Literal["q99", "bounds"] | None = None
     """Range that actions and state are normalised by: 1st to 99th percentile, or minimum to maximum; null: bounds for
     OFT's `implement_version: official`, q99 for every other."""
-    temperature_train: float = 1.0
+    temperature_train: Annotated[float, Within(0.001, 100)] = 1.0
     """Set from rollout.sampling_params, over a value given here: divides the logits of the action bins."""
-    temperature_eval: float = 0.0
+    temperature_eval: Annotated[float, Within(-1, 100)] = 0.0
     """Set from rollout.sampling_params, over a value given here; greedy when <= 0."""
-    top_k: int = 0
+    top_k: Annotated[int, Within(-1, NUM_BINS)] = 0
     """Set from rollout.sampling_params, over a value given here: draw from this many of the 256 bins; <= 0: all."""
     center_crop: bool = False
     """Accepted for compatibility and without effect, as in the published code: neither policy nor simulator crops."""
 
     def for_run(self, run: RunSettings) -> Self:
         """This block with the sampling parameters and the precision of small runs filled in."""
-        _ = self.stored_precision  # refuses what is no precision, before `compact` replaces it
         self._warn_of_sampling(run)
         return replace(
             super().for_run(run),
@@ -154,22 +153,5 @@ class PrismaticConfig(ModelConfig):
 
     def check(self) -> None:
         """Refuse what cannot be built."""
-        for key, value, least in (
-            ("num_action_chunks", self.num_action_chunks, 1),
-            ("action_dim", self.action_dim, 1),
-            ("num_images_in_input", self.num_images_in_input, 1),
-            ("max_prompt_length", self.max_prompt_length, 8),
-        ):
-            if value < least:
-                raise UserError(f"actor.model.{key}={value} must be at least {least}")
-        sampling = "rollout.sampling_params"
-        if not 0 < self.temperature_train < math.inf:
-            raise UserError(
-                f"{sampling}.temperature_train={self.temperature_train} must be positive and finite: training samples "
-                "its actions (temperature_eval may be <= 0, which is greedy)"
-            )
-        if not math.isfinite(self.temperature_eval):
-            raise UserError(f"{sampling}.temperature_eval={self.temperature_eval} must be finite; <= 0 is greedy")
-        if self.top_k > NUM_BINS:
-            raise UserError(f"{sampling}.top_k={self.top_k} must be at most {NUM_BINS}, the number of bins; <= 0: all")
-        _ = self.architecture(), self.stored_precision
+        check_fields(self, "actor.model")
+        _ = self.architecture()

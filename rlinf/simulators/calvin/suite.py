@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from rlinf.errors import did_you_mean
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, SCENES, ids_of
 from rlinf.simulators.calvin.symbolic import CHAIN_LENGTH, NUM_SEQUENCES
 from rlinf.simulators.calvin.tasks import TASKS, check_task
 from rlinf.simulators.contract import DEMO_LAYOUTS, EVAL_LAYOUTS, TRAIN_LAYOUTS, EnvSpec, image_side
+from rlinf.typed import Pixels, Within
 
 SUITES = ("calvin_d", "calvin_abc", "calvin_abcd")
 OFFICIAL_STEPS = 360  # per subtask
@@ -32,15 +33,15 @@ class Options:
     """official: 360 steps a subtask, a failed one ends the chain, a solved one the chunk of an evaluation. rl: none."""
     instructions: Literal["auto", "validation", "training"] = "auto"
     """Sentences: one per task, or one of 7-20 drawn per subtask; auto: validation in scene D, training elsewhere."""
-    eval_sequences: int = NUM_SEQUENCES
+    eval_sequences: Annotated[int, Within(1, NUM_SEQUENCES)] = NUM_SEQUENCES
     """Evaluation plays the first this many of the benchmark's 1000 sequences."""
-    image_size: int | None = None
+    image_size: Pixels | None = None
     """Pixels of the square image of the fixed camera; null is 200."""
-    camera_heights: int | None = None
+    camera_heights: Pixels | None = None
     """The guides' name for image_size."""
-    camera_widths: int | None = None
+    camera_widths: Pixels | None = None
     """Another name for image_size: those given must be equal."""
-    wrist_image_size: int | None = None
+    wrist_image_size: Pixels | None = None
     """Pixels of the square image of the gripper camera; null is 84."""
     render: Literal["exact", "fast"] = "exact"
     """exact draws the published meshes; fast draws the robot with a hundredth of the triangles."""
@@ -61,8 +62,6 @@ class Options:
         object.__setattr__(self, "tasks", tuple(check_task(task) for task in self.tasks))
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={list(self.tasks)} names a task twice")
-        if not 1 <= self.eval_sequences <= NUM_SEQUENCES:
-            raise ValueError(f"eval_sequences={self.eval_sequences} must lie between 1 and {NUM_SEQUENCES}")
         _ = self.size, self.wrist_size  # refuse sizes that are too small or differ
 
     def _check_name(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rlinf.errors import did_you_mean
 from rlinf.simulators.contract import EnvSpec
@@ -21,6 +21,7 @@ from rlinf.simulators.maniskill.reset_ids import (
     task_names,
 )
 from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, variant
+from rlinf.typed import Pixels, Within
 
 SHADERS = ("minimal", "default")
 
@@ -34,7 +35,7 @@ class Options:
     by its name there: Carrot-v1, MultiCarrot-v1-train."""
     obj_set: Literal["train", "test", "all"] = "train"
     """Which objects, plates and images an id chooses from."""
-    image_size: int | tuple[int, int] | None = None
+    image_size: Pixels | tuple[Pixels, Pixels] | None = None
     """Pixels of the image, a square's side or [height, width]; null is 480 x 640. The field of view stays."""
     state: Literal["qpos", "qpos+target"] = "qpos"
     """qpos: the 8 joints, as published; qpos+target appends the pose that actions move, in the base's frame (7)."""
@@ -48,7 +49,7 @@ class Options:
     """shader_pack: minimal or default."""
     control_mode: str | None = None
     """Only that of WidowX, which null stands for."""
-    trials_per_task: int = 64
+    trials_per_task: Annotated[int, Within(1, 10**6)] = 64
     """Held-out episodes of each environment of the suite ood, or of a list of ids."""
     task_suite_name: str | None = None
     """Another name for id."""
@@ -68,8 +69,6 @@ class Options:
         if self.on_gpu and (self.listed or self.id not in ENV_IDS):
             what = f"task_suite_name={list(self.listed)}" if self.listed else f"id={self.id}"
             raise ValueError(f"{what} needs sim_backend: cpu: a batch on a GPU plays one environment id")
-        if self.trials_per_task < 1:
-            raise ValueError(f"trials_per_task={self.trials_per_task} must be at least 1")
         _check_keys("sim_config", self.sim_config, ("sim_freq", "control_freq"))
         _check_keys("sensor_configs", self.sensor_configs, ("shader_pack",))
         if self.shader not in SHADERS:
@@ -81,10 +80,6 @@ class Options:
         if self.sim_freq % self.control_freq:
             raise ValueError(
                 f"sim_config.sim_freq={self.sim_freq} must be a multiple of control_freq={self.control_freq}"
-            )
-        if len(self.size) != 2 or any(not isinstance(side, int) or side < 16 for side in self.size):
-            raise ValueError(
-                f"image_size={self.image_size!r} must be a side or [height, width], at least 16 pixels each"
             )
 
     def _check_id(self) -> None:

@@ -6,11 +6,12 @@ reset id = number of the task in tasks.json * 1,000,000 + layout seed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from rlinf.errors import did_you_mean
 from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, image_side, split_ids
 from rlinf.simulators.metaworld.tasks import TRIALS_PER_TASK, all_tasks, difficulty_classes, tasks_of
+from rlinf.typed import Pixels, Within
 
 LOADED_TASK_BYTES = 70 << 20  # measured with software rendering: physics 25 MB, meshes and textures to draw 45
 
@@ -22,11 +23,11 @@ class Options:
     task_suite_name: str = "metaworld_50"
     """metaworld_50, metaworld_45_ind (ML45 train tasks), metaworld_45_ood (ML45 test tasks) or one task: reach-v3. In
     the block itself it may be a list of these."""
-    image_size: int | None = None
+    image_size: Pixels | None = None
     """Pixels of the square camera image; null is 480."""
-    camera_heights: int | None = None
+    camera_heights: Pixels | None = None
     """The guides' name for image_size."""
-    camera_widths: int | None = None
+    camera_widths: Pixels | None = None
     """Another name for image_size: those given must be equal."""
     render: Literal["exact", "fast"] = "exact"
     """exact is MuJoCo's default quality, as published policies saw; fast drops shadows, antialiasing, reflections."""
@@ -34,7 +35,7 @@ class Options:
     """Draw meshes with fewer triangles (physics keeps the originals); null does so for fast images up to 128 pixels."""
     gl: Literal["auto", "egl", "osmesa"] = "auto"
     """Headless back end; auto takes EGL when a device answers, else OSMesa."""
-    max_loaded_tasks: int = 0
+    max_loaded_tasks: Annotated[int, Within(0, 1000)] = 0
     """Tasks kept in memory per process (about 70 MB each); 0: six copies of each over all, if they fit."""
 
     def __post_init__(self) -> None:

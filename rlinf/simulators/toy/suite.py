@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, split_ids
 from rlinf.simulators.toy.tasks import COLOURS, SUITES, task_name
+from rlinf.typed import Within, ZeroOrMore
 
 
 @dataclass(frozen=True)
@@ -15,15 +16,15 @@ class Options:
 
     task_suite_name: str = "toy_2"
     """toy_2 (reach the red or the blue dot, as told), toy_red or toy_blue."""
-    image_size: int = 32
+    image_size: Annotated[int, Within(8, 4096)] = 32
     """Pixels of the square image."""
-    step_size: float = 0.2
+    step_size: Annotated[float, Within(0.001, 2)] = 0.2
     """Distance moved by an action of 1; the world is the square [-1, 1]^2."""
-    radius: float = 0.25
+    radius: Annotated[float, Within(0.001, 2)] = 0.25
     """Distance to the target that counts as success."""
-    distance: float = 0.9
+    distance: Annotated[float, Within(0, 2)] = 0.9
     """How far from the agent a target starts."""
-    spread: float = 180.0
+    spread: Annotated[float, Within(0, 180)] = 180.0
     """Degrees the target's direction may differ from straight right; a narrow spread is learnt without looking."""
     batched: bool = False
     """Hold all scenes in one object and one process, the way a simulator on a GPU does."""
@@ -33,14 +34,12 @@ class Options:
     """Test hook: where it does."""
     fault_file: str = ""
     """Test hook: <fault_file>.0, .1, ... are created one per fault, which counts them across processes and restarts."""
-    fault_times: int = 1
+    fault_times: ZeroOrMore = 1
     """Test hook: how many faults there are."""
 
     def __post_init__(self) -> None:
         if self.task_suite_name not in SUITES:
             raise ValueError(f"task_suite_name={self.task_suite_name!r} must be one of {', '.join(SUITES)}")
-        if self.image_size < 8:
-            raise ValueError(f"image_size={self.image_size} must be at least 8")
 
 
 def spec(options: Options) -> EnvSpec:
