@@ -156,11 +156,6 @@ class DemoPlayer:
         """Failures of simulators since the start."""
         return sum(lane.fleet.num_restarts for lane in self._lanes)
 
-    @property
-    def num_tasks_built(self) -> int:
-        """Tasks that simulators have loaded since the start, where the simulator keeps tasks in memory."""
-        return sum(lane.fleet.num_tasks_built for lane in self._lanes)
-
     def play(self, jobs: Sequence[DemoJob]) -> Iterator[Demo]:
         """Yield a demonstration for each job, in their order; also those that failed, as `Demo.success` tells."""
         return self.play_and(lambda demo: demo, jobs)

@@ -13,7 +13,6 @@ from rlinf.data.layout import split_evenly
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.routing import assign, missing_copies, num_processes, tasks_per_process
 from rlinf.envs.sim_process import SharedArrays, SimProcess, SimulatorDiedError, exchange, start_all
-from rlinf.envs.spec import ids_of_task
 from rlinf.errors import SimulatorError
 from rlinf.simulators.child_program import OBSERVED
 from rlinf.simulators.contract import EnvSpec, task_number
@@ -63,7 +62,7 @@ class Fleet:
             self._max_loaded = options.max_loaded_tasks or tasks_per_process(cfg, spec, len(env_ids))
             options = replace(options, max_loaded_tasks=self._max_loaded)
             if load_ahead:
-                firsts = [ids_of_task(spec, "train", task)[0] for task in spec.tasks]
+                firsts = spec.reset_ids["train"][: len(spec.tasks)]  # of every task, for they are interleaved
                 self._ids_to_load = {task_number(reset_id): reset_id for reset_id in firsts}
         layout = scene_arrays(spec, len(env_ids), chunk_size, num_recorded, critic_state, demonstrations)
 

@@ -1,5 +1,8 @@
 """Episodes go to processes that have their task loaded: equal loads, nothing built twice, and equal results."""
 
+import contextlib
+import os
+import signal
 from collections import Counter
 from dataclasses import replace
 
@@ -86,21 +89,22 @@ def test_a_process_keeps_what_fits_in_memory(monkeypatch: pytest.MonkeyPatch) ->
     assert tasks_per_process(cfg, env_spec(cfg), 64) == 7
 
 
-def play(processes: int, *, routed: bool = True, epochs: int = 3) -> tuple[list[EnvStep], list[int]]:
-    """Steps of all epochs, and the number of tasks built until the end of each."""
+def make(processes: int, *, routed: bool = True) -> VecEnv:
     cfg = replace(SMALL, num_processes=processes)
     spec = env_spec(cfg)
     spec = spec if routed else replace(spec, loaded_task_bytes=0)
-    env = VecEnv(cfg, spec, env_ids=range(6), mode="train", chunk_size=2, seed=3)
+    return VecEnv(cfg, spec, env_ids=range(6), mode="train", chunk_size=2, seed=3)
+
+
+def play(env: VecEnv, epochs: int = 3) -> tuple[list[EnvStep], list[int]]:
+    """Steps of all epochs, and the number of tasks built until the end of each."""
     generator = torch.Generator().manual_seed(0)
     steps, built = [], []
-    try:
+    with contextlib.closing(env):
         for _ in range(epochs):
             steps.append(env.reset())
             steps += [env.chunk_step(torch.rand(6, 2, 4, generator=generator) * 2 - 1) for _ in range(2)]
             built.append(env.num_tasks_built)
-    finally:
-        env.close()
     return steps, built
 
 
@@ -115,8 +119,8 @@ def same(one: list[EnvStep], other: list[EnvStep]) -> bool:
 
 
 def test_from_the_third_epoch_on_no_task_is_built_and_results_do_not_depend_on_processes() -> None:
-    fixed, _ = play(1, routed=False)
-    routed, built = play(2, epochs=4)
+    fixed, _ = play(make(1, routed=False))
+    routed, built = play(make(2), epochs=4)
     assert same(fixed, routed[: len(fixed)])
     assert 0 < built[0] <= built[1] == 10  # 5 tasks in each process
     assert built[2:] == [10, 10]
@@ -125,8 +129,24 @@ def test_from_the_third_epoch_on_no_task_is_built_and_results_do_not_depend_on_p
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4])
 def test_any_number_of_processes_plays_the_same(processes: int) -> None:
-    fixed, _ = play(processes, routed=False)
-    routed, built = play(processes)
+    fixed, _ = play(make(processes, routed=False))
+    routed, built = play(make(processes))
     assert same(fixed, routed)
-    assert same(fixed, play(2)[0])
+    assert same(fixed, play(make(2))[0])
     assert built[2] == built[1]
+
+
+@pytest.mark.slow
+def test_episodes_continue_in_other_processes_and_a_dead_process_is_replaced() -> None:
+    still = torch.zeros(6, 2, 4)
+    with contextlib.closing(make(2)) as env, contextlib.closing(make(3)) as other:
+        env.reset()
+        env.reset()
+        env.chunk_step(still)
+        saved = env.state()
+        assert same([other.load_state(saved)], [env.load_state(saved)])
+        assert same([other.chunk_step(still)], [env.chunk_step(still)])
+        os.kill(env._fleet.pids()[0], signal.SIGKILL)
+        env.reset()
+        assert env.num_restarts == 1
+        assert env.chunk_step(still).valid.all()
