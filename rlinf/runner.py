@@ -21,12 +21,15 @@ from rlinf.metrics.episode_summary import evaluation_metrics, summarise
 from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
 from rlinf.metrics.run_log import RunListener
 from rlinf.placement.plan import Plan
+from rlinf.progress import report
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
 from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint
 from rlinf.workers.actor import ActorWorker
 from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
+
+STARTING = {"env": "starting the environments", "rollout": "loading the policy", "actor": "preparing the optimiser"}
 
 
 class Runner:
@@ -49,6 +52,7 @@ class Runner:
         self.rollout = self._launch(RolloutWorker, "rollout")
         self.actor = self._launch(ActorWorker, "actor")
         self.groups = {"env": self.env, "rollout": self.rollout, "actor": self.actor}
+        report("starting", len(STARTING), len(STARTING))
 
     def train(self) -> None:
         """Run every remaining step, with evaluations and checkpoints where they are due."""
@@ -62,15 +66,16 @@ class Runner:
                     metrics = self.step(self.global_step)
                     self.global_step += 1
                     used, evaluating = self.usage(), None
-                    if self._due(self.cfg.runner.val_check_interval):
+                    if self._evaluation_due():
                         metrics |= self.evaluate()
                         evaluating = self.usage()
                 times, self.times = self.times, {}
                 metrics |= step_metrics(self.plan, times, used, evaluating, env_steps=metrics["env/steps"])
                 self.watch.log(self.global_step, metrics)
-                if self._due(self.cfg.runner.save_interval):
+                if self.cfg.runner.save_interval > 0 and self.global_step % self.cfg.runner.save_interval == 0:
                     self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
-            if self.stop_requested and self.saved_step < self.global_step:  # the loop ended, whenever the signal came
+            wanted = self.stop_requested or self.cfg.runner.save_last  # the loop ended, whenever a signal came
+            if wanted and self.saved_step < self.global_step:
                 self.save()
 
     def step(self, step: int) -> dict[str, float]:
@@ -208,6 +213,7 @@ class Runner:
 
     def _launch(self, worker_cls: type, role: str) -> Group:
         """Start a component; one that offloads is moved off its device until it is needed."""
+        report(STARTING[role], list(STARTING).index(role), len(STARTING))
         group = self.cluster.launch(worker_cls, role)
         if role in self.plan.offload:
             self._move([group], "offload")
@@ -232,7 +238,8 @@ class Runner:
                 raise UserError(f"checkpoint {folder} was made with {ranks} env ranks, not {len(self.plan.env)}")
         return folder
 
-    def _due(self, interval: int) -> bool:
+    def _evaluation_due(self) -> bool:
+        interval = self.cfg.runner.val_check_interval
         return interval > 0 and (self.global_step % interval == 0 or self.global_step == self.total_steps)
 
     def _played(self) -> bool:

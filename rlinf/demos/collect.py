@@ -13,6 +13,7 @@ from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
+from rlinf.progress import report
 from rlinf.storage.atomic_folder import atomic_folder
 
 REPORT_EVERY = 50  # episodes of a task
@@ -94,6 +95,7 @@ def _play(
         if not jobs:
             return
         for (quota, _), demo in zip(jobs, player.play([job for _, job in jobs]), strict=True):
+            report(f"collecting {quota.task}", sum(q.kept for q in quotas) + demo.success, wanted * len(quotas))
             if not demo.success:
                 continue
             quota.kept += 1

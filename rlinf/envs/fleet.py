@@ -12,6 +12,7 @@ from rlinf.data.layout import split_evenly
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.sim_process import SimProcess, SimulatorDiedError, exchange, start_all
 from rlinf.errors import SimulatorError
+from rlinf.progress import report
 from rlinf.simulators.child_program import OBSERVED
 from rlinf.simulators.contract import EnvSpec
 
@@ -129,6 +130,23 @@ class Fleet:
                 for scene, text in answer["failed"].items():
                     self._count_failure(p, [rows[int(scene)]], text)
                     gone.add(rows[int(scene)])
+        return replies, gone
+
+    def build(
+        self, command: str, work: Mapping[int, Mapping[str, Any]], task_of: Callable[[int], str]
+    ) -> tuple[dict[int, dict[str, Any]], set[int]]:
+        """As `command`, for the first scenes of new processes: one of each process at a time, reporting its task."""
+        replies: dict[int, dict[str, Any]] = {}
+        gone: set[int] = set()
+        rounds: dict[int, list[int]] = {}
+        for row in work:
+            rounds.setdefault(self._place[row][1], []).append(row)
+        for rows in rounds.values():
+            report(f"building {task_of(rows[0])}", len(replies), len(work))
+            made, lost = self.command(command, {row: work[row] for row in rows if row not in gone})
+            replies |= made
+            gone |= lost
+        report("building", len(work), len(work))
         return replies, gone
 
     def _restart(self, p: int, fault: SimulatorDiedError) -> None:

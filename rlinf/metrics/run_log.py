@@ -10,7 +10,7 @@ from typing import Protocol
 
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.errors import UserError
+from rlinf.errors import UserError, writing
 from rlinf.metrics.console import RunConsole
 from rlinf.metrics.episode_summary import evaluation_metrics, group_rates, own_metrics, task_rates
 from rlinf.metrics.loggers import MetricLogger, check_backends
@@ -43,13 +43,16 @@ class RunLog:
         self.folder = Path(cfg.runner.logger.log_path)
         check_backends(cfg.runner.logger)
         try:
-            self.console = RunConsole(self.folder)
+            self.console = RunConsole(self.folder, table_interval=cfg.runner.logger.table_interval)
         except OSError as error:
             raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
         self.last_metrics: dict[str, float] = {}  # of the last training step, or of the evaluation that was the run
         self.last_records: Sequence[EpisodeRecord] = ()  # of the last evaluation
+        self.last_evaluation = 0  # its step
+        self.training_rates: list[tuple[int, Rate]] = []  # success of the first and of the last step with episodes
+        self.report: Path | None = None  # once it is written
 
     def start(self, first_step: int, total_steps: int) -> None:
         """Called once the run knows where it begins; a resumed run drops what later steps had logged."""
@@ -60,6 +63,9 @@ class RunLog:
         self.last_metrics = metrics
         self._open(step).log(step, metrics)
         self.console.step(step, metrics)
+        if (episodes := round(metrics.get("env/num_trajectories", 0))) > 0:
+            rate = Rate(round(metrics["env/success_once"] * episodes), episodes)
+            self.training_rates = [*self.training_rates[:1], (step, rate)]
 
     def start_evaluation(self, step: int) -> None:
         """Open the loggers for an evaluation that is no part of a training run: nothing in the folder is changed."""
@@ -77,28 +83,28 @@ class RunLog:
 
         Those of single tasks are shown where the evaluation is all there is to see.
         """
-        self.last_records = records
+        self.last_records, self.last_evaluation = records, step
         folder = self.folder / "eval"
-        folder.mkdir(exist_ok=True)
         rate = Rate.of(r.success_once for r in records)
         rates, own = group_rates(records, groups or {}), own_metrics(records)
         tasks = task_rates(records, groups or {})
         metrics = evaluation_metrics(records, groups)
         path = folder / f"step_{step}.json"
-        path.write_text(
-            json.dumps(
-                {
-                    "step": step,
-                    "success_once": asdict(rate),
-                    "groups": {name: asdict(group) for name, group in rates.items()},
-                    "tasks": {name: asdict(task) for name, task in tasks.items()},
-                    "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
-                    "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
-                    "episodes": [r.to_json() for r in records],
-                },
-                indent=1,
-            )
+        text = json.dumps(
+            {
+                "step": step,
+                "success_once": asdict(rate),
+                "groups": {name: asdict(group) for name, group in rates.items()},
+                "tasks": {name: asdict(task) for name, task in tasks.items()},
+                "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
+                "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
+                "episodes": [r.to_json() for r in records],
+            },
+            indent=1,
         )
+        with writing(str(path)):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text)
         self.evaluations.append(path)
         self.console.say(f"evaluation at step {step}: success {rate}")
         for name, group in rates.items():
@@ -113,11 +119,14 @@ class RunLog:
 
     def close(self) -> None:
         """Closes the loggers and writes report.html, unless the run ended before there was anything to show."""
-        self.console.stop()
         if self.logger is not None:
             self.logger.close()
         if self.evaluations or (self.logger is not None and self.logger.last_step > 0):
-            write_report(self.folder)
+            try:
+                self.report = write_report(self.folder)
+            except Exception as error:  # whatever lies in the folder, the run itself is complete
+                self.warn(f"report.html cannot be written ({error}); `rlinf report {self.folder}` tries again")
+        self.console.stop()
 
     def _open(self, step: int, *, appends: bool = False) -> MetricLogger:
         if self.logger is None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlinf.errors import UserError
+from rlinf.errors import UserError, writing
 
 TEMPORARY = ".tmp-"  # before the name of a folder that is not complete
 
@@ -29,9 +29,10 @@ def atomic_folder(final: Path, *, what: str = "") -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{what or final} cannot be written: {error.strerror}") from error
     try:
-        yield work
-        for path in [*work.rglob("*"), work]:
-            _flush(path)
+        with writing(what or str(final)):
+            yield work
+            for path in [*work.rglob("*"), work]:
+                _flush(path)
         if final.exists():
             shutil.rmtree(final)
         work.rename(final)
