@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, a user's quota, the shell's limit of a file's size
 
 
 class UserError(ValueError):
@@ -44,6 +48,39 @@ def where_to_get(path: str, key: str) -> str:
         f" on this disk; if it is a repository of the Hugging Face Hub: pip install huggingface_hub && "
         f"hf download {path} --local-dir {folder}, then {key}={folder}"
     )
+
+
+class DiskFullError(RuntimeError):
+    """A file of the run found no space on the disk: exit status 6."""
+
+
+def full_disk(error: BaseException | None) -> str | None:
+    """The system's words for a full disk, quota or file-size limit, where the error or one that led to it tells of it.
+
+    Found by number or by text: the libraries that write weights, tables and videos have error types of their own.
+    """
+    while error is not None:
+        for code in NO_SPACE:
+            if (isinstance(error, OSError) and error.errno == code) or os.strerror(code) in str(error):
+                return os.strerror(code)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Raise DiskFullError, which says that `what` cannot be written, where the block fails for want of space.
+
+    Example: with writing(f"report {path}"): path.write_text(page)
+    """
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except Exception as error:
+        if (reason := full_disk(error)) is None:
+            raise
+        raise DiskFullError(f"{what} cannot be written: {reason}") from error
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ from rlinf.metrics.episode_summary import evaluation_metrics, summarise
 from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
 from rlinf.metrics.run_log import RunListener
 from rlinf.placement.plan import Mode, Plan
+from rlinf.progress import report
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
 from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint, read_progress
@@ -30,6 +31,7 @@ from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
 
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that end training after the running step
+STARTING = {"env": "starting the environments", "rollout": "loading the policy", "actor": "preparing the optimiser"}
 
 
 class Runner:
@@ -53,6 +55,7 @@ class Runner:
         self.rollout = self._launch(RolloutWorker, "rollout")
         self.actor = self._launch(ActorWorker, "actor")
         self.groups = {"env": self.env, "rollout": self.rollout, "actor": self.actor}
+        report("starting", len(STARTING), len(STARTING))
 
     def train(self) -> None:
         """Run every remaining step, with evaluations and checkpoints where they are due."""
@@ -67,15 +70,16 @@ class Runner:
                     metrics = self.step(self.global_step)
                     self.global_step += 1
                     used, evaluating = self.usage(), None
-                    if self._due(self.cfg.runner.val_check_interval):
+                    if self._evaluation_due():
                         metrics |= self.evaluate()
                         evaluating = self.usage()
                 times, self.times = self.times, {}
                 metrics |= step_metrics(self.plan, times, used, evaluating, env_steps=metrics["env/steps"])
                 self.watch.log(self.global_step, metrics)
-                if self._due(self.cfg.runner.save_interval):
+                if self.cfg.runner.save_interval > 0 and self.global_step % self.cfg.runner.save_interval == 0:
                     self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
-            if self.stop_requested and self.saved_step < self.global_step:  # the loop ended, whenever the signal came
+            wanted = self.stop_requested or self.cfg.runner.save_last  # the loop ended, whenever a signal came
+            if wanted and self.saved_step < self.global_step:
                 self.save()
 
     def step(self, step: int) -> dict[str, float]:
@@ -221,6 +225,7 @@ class Runner:
 
     def _launch(self, worker_cls: type, role: str) -> Group:
         """Start a component; one that offloads is moved off its device until it is needed."""
+        report(STARTING[role], list(STARTING).index(role), len(STARTING))
         group = self.cluster.launch(worker_cls, role)
         if role in self.plan.offload:
             self._move([group], "offload")
@@ -246,7 +251,8 @@ class Runner:
                 raise UserError(f"checkpoint {folder} was made with {ranks} env ranks, not {len(self.plan.env)}")
         return folder
 
-    def _due(self, interval: int) -> bool:
+    def _evaluation_due(self) -> bool:
+        interval = self.cfg.runner.val_check_interval
         return interval > 0 and (self.global_step % interval == 0 or self.global_step == self.total_steps)
 
     def _played(self) -> bool:

@@ -10,7 +10,7 @@ export EMBODIED_PATH REPO_PATH
 
 config=${CONFIG_NAME:-metaworld_50_ppo_openpi}
 if [[ $# -gt 0 && $1 != *=* ]]; then config=$1 && shift; fi
-if [[ $# -gt 0 && $1 != *=* && $1 != "~"* ]]; then ROBOT_PLATFORM=$1 && shift; fi
+if [[ $# -gt 0 && $1 != *=* && $1 != "~"* && $1 != -* ]]; then ROBOT_PLATFORM=$1 && shift; fi
 export ROBOT_PLATFORM=${ROBOT_PLATFORM:-LIBERO}
 
 name=$(basename "$config" .yaml)
@@ -25,8 +25,9 @@ rlinf=${VIRTUAL_ENV:-$REPO_PATH/.venv}/bin/rlinf
 [[ -x $rlinf ]] || rlinf=$REPO_PATH/.venv/bin/rlinf
 [[ -x $rlinf ]] || rlinf=rlinf
 log_file=run_embodiment.log
-[[ $command == eval ]] && log_file=eval_embodiment.log
+options=(--verbose) # the table of every step, for what reads the log file
+[[ $command == eval ]] && log_file=eval_embodiment.log && options=()
 
 mkdir -p "$log_dir"
 echo "$rlinf $command $config ${settings[*]} $*"
-"$rlinf" "$command" "$config" "${settings[@]}" "$@" 2>&1 | tee "$log_dir/$log_file"
+"$rlinf" "$command" "$config" "${settings[@]}" "$@" "${options[@]}" 2>&1 | tee "$log_dir/$log_file"

@@ -99,6 +99,7 @@ def bench_config(cfg: Config, steps: int, folder: str) -> Config:
         max_epochs=steps,
         max_steps=-1,
         save_interval=-1,
+        save_last=False,
         val_check_interval=-1,
         resume_dir=None,
         logger=logger,

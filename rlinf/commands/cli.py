@@ -6,6 +6,10 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -14,7 +18,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would t
 import typer
 
 from rlinf.commands.completion import complete_recipe, complete_setting
-from rlinf.errors import SimulatorError, UserError, WorkerDiedError, install_line
+from rlinf.commands.streams import protect_streams, stdout_fault
+from rlinf.errors import DiskFullError, SimulatorError, UserError, WorkerDiedError, full_disk, install_line
 from rlinf.version import __version__
 
 if TYPE_CHECKING:
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
     from rlinf.config.schema import Config
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
-MISTAKE, SIMULATOR, DIVERGED, DIED, INTERRUPTED = 2, 3, 4, 5, 130  # exit statuses
+MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, INTERRUPTED, NO_READER = 2, 3, 4, 5, 6, 130, 141  # exit statuses
+# Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
+LEAVES_FILES = ("train", "eval", "sft", "collect", "export", "quickstart")
 # Optional package -> the extra that brings it.
 EXTRAS = {"pyarrow": "datasets", "PIL": "datasets", "av": "video", "peft": "lora"}
 
@@ -30,7 +37,9 @@ app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
     epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
     "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
-    "of the run that died, 130 interrupted, 129 and 143 stopped by SIGHUP or SIGTERM after saving.",
+    "of the run that died, 6 no space on the disk (the last checkpoint is whole), 130 interrupted, 129 and 143 stopped "
+    "by SIGHUP or SIGTERM after saving. A stdout that cannot be written ends nothing; where it was all a command had "
+    "to give, as with plan, the status is 141 for a reader that has left and 6 for a full disk.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -69,46 +78,92 @@ def options(
     """Take options that stand before a command."""
 
 
-@app.command(epilog="Example: rlinf train toy_ppo_compact runner.max_steps=2 runner.logger.log_path=logs/try")
-def train(config: ConfigName, overrides: Overrides = None) -> None:
-    """Fine-tune a policy with reinforcement learning."""
-    cfg = _load(config, overrides, "train")
-    from rlinf.commands import jobs
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the table of all metrics after every step.")]
 
+
+@app.command(epilog="Example: rlinf train toy_ppo_compact runner.max_steps=2 runner.logger.log_path=logs/try")
+def train(config: ConfigName, overrides: Overrides = None, verbose: Verbose = False) -> None:
+    """Fine-tune a policy with reinforcement learning."""
+    started, settings = time.time(), overrides or []
+    cfg = _load(config, [*settings, *(["runner.logger.table_interval=1"] if verbose else [])], "train")
     if cfg.runner.only_eval:
-        jobs.evaluate(cfg)
-    else:
-        jobs.train(cfg)
+        return _evaluate(cfg, config, settings, started)
+    from rlinf.commands import jobs, summary
+
+    runner, log = jobs.train(cfg)
+    checkpoint = runner.last_checkpoint or runner.resume_from
+    summary.print_summary(
+        started=started,
+        success=summary.evaluated_success(log),
+        training=summary.training_success(log),
+        checkpoint=checkpoint,
+        video=summary.newest_video(cfg, started),
+        report=log.report,
+        next_command=summary.evaluation_command(config, settings, checkpoint)
+        if checkpoint
+        else ["rlinf", "report", str(log.folder)],
+    )
 
 
 @app.command(
     name="eval",
     epilog="Example: rlinf eval toy_ppo_compact runner.ckpt_path=logs/try/toy_ppo_compact/checkpoints/global_step_2",
 )
-def evaluate(config: ConfigName, overrides: Overrides = None) -> None:
+def evaluate(
+    config: ConfigName,
+    overrides: Overrides = None,
+    random: Annotated[bool, typer.Option("--random", help="Evaluate a policy of random weights.")] = False,
+) -> None:
     """Play the held-out trials and report success with counts and 95 % intervals."""
-    cfg = _load(config, overrides, "eval")
-    from rlinf.commands import jobs
+    started, settings = time.time(), overrides or []
+    cfg = _load(config, [*settings, *(["runner.eval_random=true"] if random else [])], "eval")
+    _evaluate(cfg, config, settings, started)
 
-    jobs.evaluate(cfg)
+
+def _evaluate(cfg: Config, config: str, settings: list[str], started: float) -> None:
+    """Evaluate, and say what was found and what may follow."""
+    from rlinf.commands import jobs, summary
+
+    log, trained = jobs.run_evaluation(cfg), cfg.runner.ckpt_path
+    if cfg.runner.eval_expert:
+        next_command = summary.collecting_command(config, settings)
+    elif trained is not None and Path(trained).expanduser().is_dir():
+        output = summary.unused(Path("checkpoints") / Path(config).stem)
+        next_command = ["rlinf", "export", trained, str(output)]
+    else:
+        next_command = summary.training_command(config, settings)
+    summary.print_summary(
+        started=started,
+        success=summary.evaluated_success(log),
+        checkpoint=Path(trained) if trained is not None else None,
+        video=summary.newest_video(cfg, started),
+        report=log.report,
+        next_command=next_command,
+    )
 
 
 @app.command(epilog="Example: rlinf collect quickstart collect.episodes_per_task=10 collect.output=data/demos")
 def collect(config: ConfigName, overrides: Overrides = None) -> None:
     """Make demonstrations with scripted experts (LeRobot v3 layout)."""
-    cfg = _load(config, overrides, "collect")
-    from rlinf.commands import jobs
+    started, settings = time.time(), overrides or []
+    cfg = _load(config, settings, "collect")
+    from rlinf.commands import jobs, summary
 
-    jobs.collect(cfg)
+    folder = jobs.collect(cfg)
+    next_command = summary.imitation_command(config, settings, folder)
+    summary.print_summary(started=started, dataset=folder, next_command=next_command)
 
 
 @app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")
 def sft(config: ConfigName, overrides: Overrides = None) -> None:
     """Train a policy on demonstrations by imitation."""
-    cfg = _load(config, overrides, "sft")
-    from rlinf.commands import jobs
+    started, settings = time.time(), overrides or []
+    cfg = _load(config, settings, "sft")
+    from rlinf.commands import jobs, summary
 
-    jobs.sft(cfg)
+    folder = jobs.sft(cfg)
+    next_command = summary.training_command(config, settings, folder)
+    summary.print_summary(started=started, policy=folder, next_command=next_command)
 
 
 @app.command(epilog="Example: rlinf plan metaworld_50_ppo_openpi actor.model.size=compact")
@@ -134,15 +189,18 @@ def bench(
     minutes: Annotated[float, typer.Option(min=0.0, help="Time limit of --sweep.")] = 15.0,
 ) -> None:
     """Train a few steps, show where their time goes and name the bottleneck; keeps nothing, needs no checkpoint."""
-    cfg = _load(config, overrides, "bench")
+    started, settings = time.time(), overrides or []
+    cfg = _load(config, settings, "bench")
     if sweep:
         from rlinf.commands.sweep import run_sweep
 
-        run_sweep(config, overrides or [], cfg, minutes=minutes)
+        run_sweep(config, settings, cfg, minutes=minutes)
         return
+    from rlinf.commands import summary
     from rlinf.commands.bench import run_bench
 
     run_bench(cfg, steps=steps, warmup=warmup, output=json)
+    summary.print_summary(started=started, numbers=json, next_command=summary.training_command(config, settings))
 
 
 @app.command(epilog="Example: rlinf recipes | grep metaworld")
@@ -181,9 +239,13 @@ def export(
     output: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
 ) -> None:
     """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it."""
+    started = time.time()
+    from rlinf.commands import summary
     from rlinf.commands.export import export_policy
 
-    typer.echo(f"policy: {export_policy(checkpoint, output)}")
+    folder = export_policy(checkpoint, output)
+    next_command = summary.exported_command(checkpoint, folder)
+    summary.print_summary(started=started, policy=folder, next_command=next_command)
 
 
 @app.command(epilog="Example: rlinf quickstart --seed 1")
@@ -200,6 +262,8 @@ def quickstart(
 
 def main() -> None:
     """Run a command; what a person can mend is a message and an exit status, never a traceback."""
+    protect_streams()
+    threading.excepthook = partial(_thread_failed, threading.excepthook)
     logging.addLevelName(logging.WARNING, "warning")
     logging.basicConfig(format="%(levelname)s: %(message)s")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -209,7 +273,9 @@ def main() -> None:
     except UsageError as error:
         status = _refused(error.format_message() + _as_setting(error), MISTAKE)
     except UserError as error:
-        status = _refused(error, MISTAKE)
+        status = _refused(error, NO_SPACE if full_disk(error) else MISTAKE)
+    except DiskFullError as error:
+        status = _refused(error, NO_SPACE)
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
@@ -223,6 +289,12 @@ def main() -> None:
         status = _refused(error, DIED)
     except (typer.Abort, KeyboardInterrupt):
         status = INTERRUPTED
+    except Exception as error:
+        if (reason := full_disk(error)) is None:
+            raise
+        status = _refused(f"a file cannot be written: {reason}", NO_SPACE)
+    if status == 0 and (fault := stdout_fault()) and sys.argv[1:2] and sys.argv[1] not in LEAVES_FILES:
+        status = NO_SPACE if full_disk(fault) else NO_READER
     if status == INTERRUPTED:
         print("interrupted", file=sys.stderr)
         _leave_now()
@@ -249,6 +321,12 @@ def _as_setting(error: Any) -> str:
 
     meant = key_meant(str(getattr(error, "option_name", "")).lstrip("-"))
     return "" if meant is None else f"; settings are written key=value, here {meant}=VALUE"
+
+
+def _thread_failed(tell: Callable[[threading.ExceptHookArgs], Any], args: threading.ExceptHookArgs) -> None:
+    """Say nothing of a logger's thread that found no space: the logger itself fails next, with a warning."""
+    if not full_disk(args.exc_value):
+        tell(args)
 
 
 def _interrupt(*_: Any) -> None:

@@ -16,6 +16,8 @@ from rlinf.config.derived import make_plan
 from rlinf.config.schema import TIME, Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec
+from rlinf.errors import DiskFullError
+from rlinf.metrics.console import showing_progress
 from rlinf.metrics.episode_summary import evaluation_metrics
 from rlinf.metrics.loggers import MetricLogger
 from rlinf.metrics.run_log import RunListener, RunLog, record_run
@@ -38,6 +40,12 @@ def train(cfg: Config) -> tuple[Runner, RunLog]:
         try:
             train_to_the_end(runner)
             log.finish(runner.global_step)
+        except DiskFullError as error:
+            kept = runner.last_checkpoint or runner.resume_from
+            go_on = (
+                f"{kept} is complete: runner.resume_dir={kept} continues from it" if kept else "no step was saved yet"
+            )
+            raise DiskFullError(f"{error}; {go_on}") from error
         finally:
             runner.close()
     return runner, log
@@ -50,8 +58,13 @@ def check_machine(cfg: Config) -> None:
 
 
 def make_runner(cfg: Config, plan: Plan, log: RunListener) -> Runner:
-    """Rollouts and updates in turn, or side by side where runner.max_staleness allows it."""
-    return (AsyncRunner if cfg.runner.max_staleness > 0 else Runner)(cfg, plan, watch=log)
+    """Rollouts and updates in turn, or side by side where runner.max_staleness allows it; evaluations need neither."""
+    beside = cfg.runner.max_staleness > 0 and not cfg.runner.only_eval
+    try:
+        return (AsyncRunner if beside else Runner)(cfg, plan, watch=log)
+    except BaseException:
+        log.close()
+        raise
 
 
 def train_to_the_end(runner: Runner) -> None:
@@ -67,25 +80,34 @@ def train_to_the_end(runner: Runner) -> None:
 
 
 def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
-    """Play the held-out trials once: prints the rate, logs it, writes eval/step_N.json; N is the checkpoint's step."""
+    """Play the held-out trials once; returns their metrics and records."""
+    log = run_evaluation(cfg)
+    return log.last_metrics, log.last_records
+
+
+def run_evaluation(cfg: Config) -> RunLog:
+    """Play the held-out trials once: prints the rate, logs it, writes eval/step_N.json; N is the checkpoint's step.
+
+    The log, which is closed, holds what was found.
+    """
     if cfg.runner.eval_expert:
         return evaluate_expert(cfg)
     check_machine(cfg)
     with evaluation_folder(cfg) as cfg:
         log = RunLog(cfg)
-        runner = Runner(cfg, make_plan(cfg), watch=log)
+        runner = make_runner(cfg, make_plan(cfg), log)
         try:
             runner.global_step = step_of(cfg.runner.ckpt_path)
             runner.start_simulators("eval")
             log.start_evaluation(runner.global_step)
             metrics = runner.evaluate_only()
             log.log_evaluation(runner.global_step, metrics)
-            return metrics, log.last_records
+            return log
         finally:
             runner.close()
 
 
-def evaluate_expert(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
+def evaluate_expert(cfg: Config) -> RunLog:
     """The same trials, played by the simulator's scripted expert; writes eval/step_0.json."""
     from rlinf.demos.player import play_trials
 
@@ -98,7 +120,7 @@ def evaluate_expert(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeReco
             metrics = evaluation_metrics(records, groups)
             log.evaluated(0, records, groups)
             log.log_evaluation(0, metrics)
-            return metrics, records
+            return log
         finally:
             log.close()
 
@@ -107,19 +129,16 @@ def collect(cfg: Config) -> Path:
     """Demonstrations by scripted experts."""
     from rlinf.demos.collect import collect_demos
 
-    folder = collect_demos(cfg)
-    print(f"dataset: {folder}")
-    return folder
+    with showing_progress():
+        return collect_demos(cfg)
 
 
 def sft(cfg: Config) -> Path:
     """Imitation; its curve goes to <log_path>/sft, and it is evaluated where sft.eval_interval says so."""
     from rlinf.training.sft import train_sft
 
-    with sft_log(cfg) as on_step:
-        folder = train_sft(cfg, on_step=on_step)
-    print(f"policy: {folder}")
-    return folder
+    with sft_log(cfg) as on_step, showing_progress():
+        return train_sft(cfg, on_step=on_step)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import torch
 
 from rlinf.commands import jobs
 from rlinf.commands.run_folders import training_folder
+from rlinf.commands.summary import evaluation_command, newest_video, print_summary
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
@@ -24,6 +25,7 @@ from rlinf.demos.collect import collect_demos
 from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.metrics.console import showing_progress
 from rlinf.metrics.report import write_report
 from rlinf.metrics.run_log import RunLog
 from rlinf.metrics.stats import Rate
@@ -51,7 +53,7 @@ def run_quickstart(seed: int, output: Path | None, overrides: list[str]) -> dict
     check_backend(make_plan(cfg))
     jobs.check_machine(cfg)
     with training_folder(cfg) as cfg:
-        return _run(cfg, seed, folder)
+        return _run(cfg, seed, folder, overrides)
 
 
 def _free_folder(folder: Path) -> Path:
@@ -64,40 +66,46 @@ def _free_folder(folder: Path) -> Path:
     return free
 
 
-def _run(cfg: Config, seed: int, folder: Path) -> dict:
+def _run(cfg: Config, seed: int, folder: Path, overrides: list[str]) -> dict:
     """The job itself, in a folder that is its own."""
-    start = time.perf_counter()
+    started = time.time()
     if (folder / "demos/meta/collect.json").is_file():  # an earlier run's; everything in the folder is the job's own
         shutil.rmtree(folder / "demos")
     print("1/4  demonstrations by the scripted expert")
-    dataset = collect_demos(cfg)
-    print("2/4  a weak policy by imitation")
-    weak = train_sft(cfg)
+    with showing_progress():
+        dataset = collect_demos(cfg)
+        print("2/4  a weak policy by imitation")
+        weak = train_sft(cfg)
     constant = _constant_action(cfg, dataset)
     print(f"     baseline, the demonstrations' mean action played open-loop: {constant}")
     print("3/4  PPO")
-    before, after, reset_ids = _improve(jobs.with_model(cfg, weak))
+    before, after, reset_ids, checkpoint = _improve(jobs.with_model(cfg, weak))
     summary = {
         "before": asdict(before),
         "after": asdict(after),
         "constant_action": asdict(constant),
         "trials": before.trials,
         "reset_ids": reset_ids,
-        "seconds": round(time.perf_counter() - start, 1),
+        "seconds": round(time.time() - started, 1),
         "seed": seed,
         "config": "quickstart",
         "run": cfg.runner.run_id,
     }
     write_file(folder / "summary.json", json.dumps(summary, indent=1))
     report = write_report(folder)
-    finished = (v for v in (folder / "video").rglob("*.mp4") if not v.name.endswith(".part.mp4"))
-    videos = sorted(finished, key=lambda video: video.stat().st_mtime)
     print("4/4  result")
-    print(f"before PPO: success {before}")
-    print(f"after PPO:  success {after}")
-    print(f"video:   {videos[-1] if videos else 'none'}")
-    print(f"report:  {report}")
-    print(f"summary: {folder / 'summary.json'}  ({summary['seconds']} s)")
+    print_summary(
+        started=started,
+        before=f"success {before}",
+        after=f"success {after}",
+        checkpoint=checkpoint,
+        video=newest_video(cfg, started),
+        report=report,
+        numbers=folder / "summary.json",
+        next_command=evaluation_command("quickstart", [f"runner.seed={seed}", *overrides], checkpoint)
+        if checkpoint
+        else ["rlinf", "report", str(folder)],
+    )
     return summary
 
 
@@ -108,17 +116,17 @@ def _constant_action(cfg: Config, dataset: Path) -> Rate:
         return probe.play_constant(torch.as_tensor(DemoDataset(dataset).actions).float().mean(0))
 
 
-def _improve(cfg: Config) -> tuple[Rate, Rate, list[int]]:
+def _improve(cfg: Config) -> tuple[Rate, Rate, list[int], Path | None]:
     """Evaluate, train, evaluate again: one runner, the same trials, the same sampler."""
     log = RunLog(cfg)
-    runner = Runner(cfg, make_plan(cfg), watch=log)
+    runner = jobs.make_runner(cfg, make_plan(cfg), log)
     try:
         before, ids = _evaluate(runner)
         jobs.train_to_the_end(runner)
         log.finish(runner.global_step)
         after, same_ids = _evaluate(runner)
         assert ids == same_ids
-        return before, after, ids
+        return before, after, ids, runner.last_checkpoint
     finally:
         runner.close()
 

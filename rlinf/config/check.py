@@ -38,7 +38,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
     policy = policy_spec(cfg)
     for line in (*unread_keys(cfg.env.train, "env.train"), *unread_keys(cfg.env.eval, "env.eval")):
         logger.warning("%s", line)
-    _check_runner(cfg)
+    _check_runner(cfg, purpose)
     if purpose == "collect":
         _check_ids("env.train", cfg.env.train, "demo")
         return
@@ -78,9 +78,16 @@ def policy_spec(cfg: Config) -> PolicySpec:
         raise UserError(str(error)) from error
 
 
-def _check_runner(cfg: Config) -> None:
-    """What a run may do beside training."""
+def _check_runner(cfg: Config, purpose: Purpose) -> None:
+    """How long a run trains, and what it may do beside training."""
     runner = cfg.runner
+    training = purpose in ("train", "plan", "quickstart") and not runner.only_eval
+    if training and runner.max_steps > runner.max_epochs:
+        raise UserError(
+            f"runner.max_steps={runner.max_steps} is above runner.max_epochs={runner.max_epochs}, where training would "
+            f"end: set runner.max_epochs={runner.max_steps} to train that long, or runner.max_steps=-1 to train "
+            f"{runner.max_epochs} steps"
+        )
     if runner.only_eval and runner.resume_dir is not None and runner.ckpt_path is None:
         raise UserError(
             f"runner.resume_dir={runner.resume_dir} continues a training run; evaluate a checkpoint with "
@@ -113,7 +120,13 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
             raise UserError(
                 f"{key} is not set; size base needs a checkpoint folder (actor.model.size=compact starts without one)"
             )
-        if purpose != "sft" and cfg.runner.resume_dir is None and cfg.runner.ckpt_path is None:
+        from_nothing = purpose != "sft" and cfg.runner.resume_dir is None and cfg.runner.ckpt_path is None
+        if from_nothing and cfg.runner.only_eval and not cfg.runner.eval_random:
+            raise UserError(
+                f"an evaluation needs a policy: set runner.ckpt_path=<...>/global_step_N or {key}=<folder>; "
+                "`rlinf eval --random` (runner.eval_random=true) evaluates random weights"
+            )
+        if from_nothing:
             logger.warning("%s is not set: the policy starts from random weights", key)
     elif not Path(model.model_path).expanduser().exists():
         raise UserError(f"{key}={model.model_path!r} does not exist{where_to_get(model.model_path, key)}")

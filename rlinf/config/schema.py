@@ -54,6 +54,9 @@ class LoggerConfig:
     """Sub-folder of log_path that holds the checkpoints, and the run's name in dashboards."""
     logger_backends: list[Literal["tensorboard", "wandb", "swanlab"]] = field(default_factory=lambda: ["tensorboard"])
     """Where curves are shown; metrics.jsonl is always written."""
+    table_interval: CountOrNever = 50
+    """Show every metric on the console each so many steps, beside the line of every step; -1 never, `--verbose` is 1.
+    metrics.log holds the table of all steps."""
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """auto is WANDB_MODE if set, online after `wandb login`, else offline: kept in log_path for `wandb sync`."""
     wandb_entity: str | None = None
@@ -76,15 +79,19 @@ class RunnerConfig:
     max_epochs: Count = 1000
     """Training steps (one step is one rollout and its update)."""
     max_steps: CountOrNever = -1
-    """Upper bound on training steps; -1 leaves max_epochs in charge."""
+    """Upper bound on training steps, at most max_epochs; -1 leaves max_epochs in charge."""
     only_eval: bool = False
     """Evaluate instead of training; `rlinf eval` sets it."""
     eval_expert: bool = False
     """`rlinf eval`: the simulator's scripted expert plays instead of the policy."""
+    eval_random: bool = False
+    """`rlinf eval`: the policy may be one of random weights; `rlinf eval --random` sets it."""
     val_check_interval: CountOrNever = -1
     """Evaluate every this many steps and after the last; -1 never."""
     save_interval: CountOrNever = -1
-    """Save every this many steps and after the last; -1 never."""
+    """Save every this many steps; -1 leaves it at the last."""
+    save_last: bool = True
+    """Save the last step, whatever save_interval says. With save_last=false and save_interval=-1 nothing is saved."""
     keep_checkpoints: ZeroOrMore = 0
     """Keep only the newest k checkpoints; 0 keeps all."""
     resume_dir: str | None = None

@@ -13,6 +13,7 @@ from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.demos.writer import DatasetWriter, EncodedImages, encode_images
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
+from rlinf.progress import report
 from rlinf.storage.atomic_folder import atomic_folder
 
 REPORT_EVERY = 50  # episodes of a task
@@ -102,6 +103,8 @@ def _play(
             attempt(quota)
     for number, encoded in enumerate(player.play_and(_encode, jobs)):
         quota = due[number]
+        kept = sum(q.kept for q in quotas) + (encoded is not None)
+        report(f"collecting {quota.task}", kept, wanted * len(quotas))
         if encoded is None:
             attempt(quota)
             continue

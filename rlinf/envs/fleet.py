@@ -14,6 +14,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.routing import assign, missing_copies, num_processes, tasks_per_process
 from rlinf.envs.sim_process import SharedArrays, SimProcess, SimulatorDiedError, exchange, start_all
 from rlinf.errors import SimulatorError
+from rlinf.progress import report
 from rlinf.simulators.child_program import OBSERVED
 from rlinf.simulators.contract import EnvSpec, task_number
 
@@ -218,6 +219,23 @@ class Fleet:
             if "steps" in reply:
                 spent, steps = self._spent.get(self._task_of[int(row)], (0.0, 0))
                 self._spent[self._task_of[int(row)]] = spent + reply["seconds"], steps + reply["steps"]
+
+    def build(
+        self, command: str, work: Mapping[int, Mapping[str, Any]], task_of: Callable[[int], str]
+    ) -> tuple[dict[int, dict[str, Any]], set[int]]:
+        """As `command`, for the first scenes of new processes: one of each process at a time, reporting its task."""
+        replies: dict[int, dict[str, Any]] = {}
+        gone: set[int] = set()
+        rounds: dict[int, list[int]] = {}
+        for row in work:
+            rounds.setdefault(self.rows[self._process_of[row]].index(row), []).append(row)
+        for rows in rounds.values():
+            report(f"building {task_of(rows[0])}", len(replies), len(work))
+            made, lost = self.command(command, {row: work[row] for row in rows if row not in gone})
+            replies |= made
+            gone |= lost
+        report("building", len(work), len(work))
+        return replies, gone
 
     def _restart(self, p: int, fault: SimulatorDiedError) -> None:
         """Start a process that died again, and once more whenever that fails, up to `max_restarts` failures."""

@@ -14,7 +14,7 @@ from rlinf.envs.config import EnvConfig, SimulatorKeys
 from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import PolicySpec
 from rlinf.plugins import SIMULATOR, available, dotted_path, import_plugin
-from rlinf.simulators.contract import EnvSpec, IdGrid, JoinedIds, SetupError
+from rlinf.simulators.contract import TASK_STRIDE, EnvSpec, IdGrid, JoinedIds, SetupError
 from rlinf.typed import Origin, convert
 
 ARM_POSE = 7  # columns of a policy of one arm: position, rotation, gripper
@@ -192,6 +192,14 @@ def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:
     if len(spec.tasks) == 1:
         return ids
     raise UserError(f"suite {spec.suite!r} does not say which {split} reset ids belong to which task")
+
+
+def task_of(spec: EnvSpec, split: str, reset_id: int) -> str:
+    """The task that a reset id of `split` belongs to; the suite's name where only the simulator knows it."""
+    ids = spec.reset_ids[split]
+    if len(spec.tasks) > 1 and isinstance(ids, IdGrid):
+        return spec.tasks[ids.tasks.index(reset_id // TASK_STRIDE)]
+    return spec.tasks[0] if len(spec.tasks) == 1 else spec.suite
 
 
 def eval_trials(cfg: EnvConfig, spec: EnvSpec) -> list[int]:

@@ -17,7 +17,7 @@ from rlinf.data.types import EnvStep, EpisodeRecord, Observation, Tensor
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.episodes import Episode, EvalIds, TrainIds
 from rlinf.envs.fleet import Fleet
-from rlinf.envs.spec import env_options
+from rlinf.envs.spec import env_options, task_of
 from rlinf.envs.video import VideoRecorder
 from rlinf.errors import SimulatorError, UserError
 from rlinf.simulators.contract import EnvSpec
@@ -207,7 +207,7 @@ class VecEnv:
         self._episodes = [Episode.from_json(e) for e in saved["episodes"]]
         work = {int(row): {"state": state} for row, state in saved["scenes"].items()}
         gone = self._fleet.place({row: self._episodes[row].reset_id for row in work}, ())
-        gone |= self._fleet.command("set_state", work)[1]
+        gone |= self._fleet.build("set_state", work, lambda row: self._episodes[row].task)[1]
         if gone:
             raise SimulatorError(f"the simulators of rows {sorted(gone)} died while their state was restored")
         return self.start()
@@ -269,6 +269,7 @@ class VecEnv:
         """
         wanted = set(rows)
         pending, lost = set(wanted), set()
+        first = not any(episode.loaded for episode in self._episodes)
         while pending:
             if whole_groups:
                 pending = self._align_groups(pending)
@@ -283,7 +284,11 @@ class VecEnv:
                 work[row] = {"reset_id": self._episodes[row].reset_id}
             running = {row for row, episode in enumerate(self._episodes) if not episode.waiting}
             gone_before = self._fleet.place({row: w["reset_id"] for row, w in work.items()}, running) - work.keys()
-            replies, gone = self._fleet.command("reset", work)
+            if first and not self.spec.batched:
+                first, names = False, {row: task_of(self.spec, self.mode, w["reset_id"]) for row, w in work.items()}
+                replies, gone = self._fleet.build("reset", work, names.__getitem__)
+            else:
+                replies, gone = self._fleet.command("reset", work)
             for row, reply in replies.items():
                 self._episodes[row].task, self._episodes[row].description = reply["task"], reply["description"]
             pending = self._lose(gone | gone_before)

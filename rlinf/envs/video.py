@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +15,16 @@ import numpy as np
 from rlinf.envs.config import VideoConfig
 from rlinf.errors import UserError, install_line
 
+logger = logging.getLogger(__name__)
 MIN_TILE = 128  # pixels: smaller images are enlarged so that captions can be read
 LETTERS, LINE = 10, 11  # height of letters and distance between lines on a tile of 128 pixels; both grow with it
 
 
 class VideoRecorder:
-    """Writes `<video_base_dir>/seed_<seed>/<count>.mp4`; a new file begins after each `flush`."""
+    """Writes `<video_base_dir>/seed_<seed>/<count>.mp4`; a new file begins after each `flush`.
+
+    A file that cannot be written, as on a full disk, is given up with one warning: a video never ends a run.
+    """
 
     def __init__(self, cfg: VideoConfig, *, seed: int, control_hz: float, run_id: str = "") -> None:
         """`run_id` becomes the comment of every file."""
@@ -31,10 +37,39 @@ class VideoRecorder:
         self._container: Any = None
         self._stream: Any = None
         self._tiles: list[np.ndarray] = []
+        self._given_up = self._warned = False  # of the file being written; of any
         self.path: Path | None = None  # the file being written, or the last one
 
     def write(self, frames: Sequence[np.ndarray | None], captions: Sequence[Sequence[str]]) -> None:
         """Add one frame: an image u8 [H, W, 3] per env with its caption lines; None keeps an env's last image."""
+        self._try(lambda: self._write(frames, captions))
+
+    def flush(self) -> None:
+        """Finish the file; until then it is named `<count>.part.mp4`."""
+        self._try(self._finish)
+        self._container, self._stream, self._tiles, self._given_up = None, None, [], False
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """Do something with the file; if that fails the file is deleted, and nothing is tried until the next one."""
+        if self._given_up:
+            return
+        try:
+            action()
+        except UserError:  # a package is missing
+            raise
+        except Exception as error:
+            self._given_up = True
+            if not self._warned:
+                logger.warning("video %s cannot be written (%s); the run goes on without it", self.path, error)
+            self._warned = True
+            container, self._container = self._container, None
+            with suppress(Exception):
+                container.close()
+            with suppress(OSError):
+                if self.path is not None:
+                    self.path.with_suffix(".part.mp4").unlink(missing_ok=True)
+
+    def _write(self, frames: Sequence[np.ndarray | None], captions: Sequence[Sequence[str]]) -> None:
         if not self._tiles:
             blank = np.zeros_like(enlarge(next(f for f in frames if f is not None)))
             self._tiles = [blank for _ in frames]
@@ -43,15 +78,13 @@ class VideoRecorder:
                 self._tiles[i] = draw_lines(enlarge(frame), captions[i] if self._captions_wanted else ())
         self._encode(tile(self._tiles))
 
-    def flush(self) -> None:
-        """Finish the file; until then it is named `<count>.part.mp4`."""
+    def _finish(self) -> None:
         if self._container is not None:
             for packet in self._stream.encode():
                 self._container.mux(packet)
             self._container.close()
             assert self.path is not None
             self.path.with_suffix(".part.mp4").rename(self.path)
-            self._container, self._stream, self._tiles = None, None, []
 
     def _encode(self, image: np.ndarray) -> None:
         """Add an image u8 [H, W, 3] to the file, which is begun where there is none."""

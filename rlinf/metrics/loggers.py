@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import uuid
-import warnings
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import yaml
 
 from rlinf.config.schema import LoggerConfig
-from rlinf.errors import UserError, install_line
+from rlinf.errors import UserError, install_line, writing
 from rlinf.metrics.logger_modes import choose_mode, offline_note
 from rlinf.metrics.names import expand
 from rlinf.storage.atomic_folder import make_folder, write_file
@@ -67,10 +66,13 @@ class MetricLogger:
         folder = Path(cfg.log_path)
         make_folder(folder)
         opened = Opened(cfg, redacted(config_dict), resume_step, appends, run_id)
-        _write_config(folder / "config.yaml", opened)
+        with writing(str(folder / "config.yaml")):
+            _write_config(folder / "config.yaml", opened)
         self._jsonl = JsonlLog(folder / "metrics.jsonl", resume_step=resume_step, appends=appends, run_id=run_id)
-        self._backends = {name: BACKENDS[name](opened) for name in cfg.logger_backends}
         self._warned: set[str] = set()
+        self._backends: dict[str, Backend] = {}
+        for name in cfg.logger_backends:
+            self._guard(name, lambda name=name: self._backends.update({name: BACKENDS[name](opened)}))
 
     @property
     def notes(self) -> list[str]:
@@ -96,15 +98,19 @@ class MetricLogger:
             self._guard(name, backend.close)
 
     def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
-        """Run `action`; a dashboard that is down must not stop training, whatever it raises."""
+        """Run `action`; a dashboard that is down must not stop training, whatever it raises.
+
+        A UserError is the service's refusal of a mode that the user named.
+        """
         try:
             action(*args)
+        except UserError:
+            raise
         except Exception as error:
             if name not in self._warned:
                 self._warned.add(name)
-                warnings.warn(
-                    f"logger backend {name} failed ({error}); training goes on, metrics.jsonl is complete", stacklevel=2
-                )
+                text = "logger backend %s failed (%s); the run goes on, metrics.jsonl is complete"
+                logger.warning(text, name, error)
 
 
 class JsonlLog:
@@ -122,7 +128,7 @@ class JsonlLog:
                 path.rename(_unused_name(path))
             else:
                 self.last_step = _drop_after(path, resume_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._path, self._file = path, path.open("ab", buffering=0)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if step <= self.last_step:
@@ -130,9 +136,16 @@ class JsonlLog:
                 f"step {step} was logged already (last step {self.last_step}); log each step once, in order"
             )
         values = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **self._run, **values}, allow_nan=False) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = (json.dumps({"step": step, **self._run, **values}, allow_nan=False) + "\n").encode()
+        with writing(str(self._path)):
+            whole = os.fstat(self._file.fileno()).st_size
+            try:
+                while line:  # a disk that is almost full takes a part
+                    line = line[self._file.write(line) :]
+                os.fsync(self._file.fileno())
+            except OSError:
+                self._file.truncate(whole)
+                raise
         self.last_step = step
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +14,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.errors import UserError
+from rlinf.errors import UserError, writing
 from rlinf.metrics.console import RunConsole
 from rlinf.metrics.episode_summary import evaluation_metrics, group_rates, own_metrics, task_rates
 from rlinf.metrics.loggers import MetricLogger, check_backends
@@ -57,38 +56,37 @@ class RunLog:
         self.folder = Path(cfg.runner.logger.log_path)
         self.run_id = cfg.runner.run_id or new_run_id()
         check_backends(cfg.runner.logger)
+        self.console = RunConsole(self.folder, table_interval=cfg.runner.logger.table_interval)
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
         self.last_metrics: dict[str, float] = {}  # of the last training step, or of the evaluation that was the run
         self.last_records: Sequence[EpisodeRecord] = ()  # of the last evaluation
+        self.last_evaluation = 0  # its step
+        self.training_rates: list[tuple[int, Rate]] = []  # success of the first and of the last step with episodes
+        self.report: Path | None = None  # once it is written
 
     def start(self, first_step: int, total_steps: int) -> None:
         """Called once the run knows where it begins; a resumed run drops what later steps had logged."""
         if self.cfg.runner.run_id is None and first_step and (record := read_record(self.folder)) is not None:
             self.run_id = record.id
         record_run(self.cfg, "train", self.run_id)
+        self._open_console()
         self.console.start(first_step, total_steps)
         self._open(first_step)
-
-    @cached_property
-    def console(self) -> RunConsole:
-        """The console and metrics.log."""
-        try:
-            console = RunConsole(self.folder)
-        except OSError as error:
-            raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
-        console.say(f"run {self.run_id} in {self.folder}")
-        return console
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.last_metrics = metrics
         self._open(step).log(step, metrics)
         self.console.step(step, metrics)
+        if (episodes := round(metrics.get("env/num_trajectories", 0))) > 0:
+            rate = Rate(round(metrics["env/success_once"] * episodes), episodes)
+            self.training_rates = [*self.training_rates[:1], (step, rate)]
 
     def start_evaluation(self, step: int) -> None:
         """Open the loggers for an evaluation that is no part of a training run: nothing in the folder is changed."""
         if not (self.folder / RECORD).exists():
             record_run(self.cfg, "eval", self.run_id)
+        self._open_console()
         self._open(step, appends=True)
 
     def finish(self, steps: int) -> None:
@@ -108,31 +106,30 @@ class RunLog:
 
         Those of single tasks are shown where the evaluation is all there is to see.
         """
-        self.last_records = records
+        self.last_records, self.last_evaluation = records, step
         folder = self.folder / "eval"
-        make_folder(folder)
         rate = Rate.of(r.success_once for r in records)
         rates, own = group_rates(records, groups or {}), own_metrics(records)
         tasks = task_rates(records, groups or {})
         metrics = evaluation_metrics(records, groups)
         path = self._evaluation_file(folder, step)
-        write_file(
-            path,
-            json.dumps(
-                {
-                    "step": step,
-                    "run": self.run_id,
-                    "checkpoint": redacted(self.cfg.runner.ckpt_path),
-                    "success_once": asdict(rate),
-                    "groups": {name: asdict(group) for name, group in rates.items()},
-                    "tasks": {name: asdict(task) for name, task in tasks.items()},
-                    "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
-                    "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
-                    "episodes": [r.to_json() for r in records],
-                },
-                indent=1,
-            ),
+        text = json.dumps(
+            {
+                "step": step,
+                "run": self.run_id,
+                "checkpoint": redacted(self.cfg.runner.ckpt_path),
+                "success_once": asdict(rate),
+                "groups": {name: asdict(group) for name, group in rates.items()},
+                "tasks": {name: asdict(task) for name, task in tasks.items()},
+                "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
+                "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
+                "episodes": [r.to_json() for r in records],
+            },
+            indent=1,
         )
+        with writing(str(path)):
+            make_folder(folder)
+            write_file(path, text)
         self.evaluations.append(path)
         self.console.say(f"evaluation at step {step}: success {rate}")
         for name, group in rates.items():
@@ -143,19 +140,25 @@ class RunLog:
             self.console.say(f"  {guide_name(name):<44} {value if isinstance(value, Rate) else f'{value:.3f}'}")
 
     def warn(self, message: str) -> None:
-        if "console" in self.__dict__:
-            self.console.say(f"warning: {message}")
-        else:
-            logger.warning("%s", message)
+        self.console.say(f"warning: {message}")
 
     def close(self) -> None:
         """Closes the loggers and writes report.html, unless the run ended before there was anything to show."""
-        if "console" in self.__dict__:
-            self.console.stop()
         if self.logger is not None:
             self.logger.close()
         if self.evaluations or (self.logger is not None and self.logger.last_step > 0):
-            write_report(self.folder)
+            try:
+                self.report = write_report(self.folder)
+            except Exception as error:  # whatever lies in the folder, the run itself is complete
+                self.warn(f"report.html cannot be written ({error}); `rlinf report {self.folder}` tries again")
+        self.console.stop()
+
+    def _open_console(self) -> None:
+        try:
+            self.console.open()
+        except OSError as error:
+            raise UserError(f"runner.logger.log_path={self.folder} cannot be written: {error.strerror}") from error
+        self.console.say(f"run {self.run_id} in {self.folder}")
 
     def _open(self, step: int, *, appends: bool = False) -> MetricLogger:
         if self.logger is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlinf.errors import UserError
+from rlinf.errors import UserError, writing
 
 TEMPORARY = ".tmp-"  # before the name of what is not complete
 REPLACED = ".old-"  # before the name of a folder whose successor takes its place; deleted once that is there
@@ -34,9 +34,10 @@ def atomic_folder(final: Path, *, what: str = "") -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{what or final} cannot be written: {error.strerror}") from error
     try:
-        yield work
-        for path in [*work.rglob("*"), work]:
-            flush(path)
+        with writing(what or str(final)):
+            yield work
+            for path in [*work.rglob("*"), work]:
+                flush(path)
         if os.path.lexists(final):
             final.rename(old)
         work.rename(final)

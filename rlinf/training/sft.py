@@ -21,6 +21,7 @@ from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
 from rlinf.models.policy import Policy, find_policy
+from rlinf.progress import report
 from rlinf.runtime.worker import limit_threads
 from rlinf.storage.atomic_folder import atomic_folder
 from rlinf.training.optim import MasterAdamW, half_cosine
@@ -258,6 +259,7 @@ def _train(
         recent.append(metrics["train/sft/loss"])
         log.steps += 1
         on_step(log.steps, metrics)
+        report("imitation", log.steps, sft.steps)
         if log.steps % sft.log_interval == 0 or log.steps == sft.steps:
             log.loss.append((log.steps, sum(recent) / len(recent)))
             on_progress(f"sft step {log.steps}/{sft.steps}  loss {log.loss[-1][1]:.4f}")

@@ -58,7 +58,7 @@ def test_a_checkpoint_is_evaluated_by_its_folder_its_policy_or_its_weights(saved
     by_pickle = evaluate(tmp_path / "pickle", f"runner.ckpt_path={pickled}")
     for got in (by_step, by_policy, by_config, by_file, by_pickle):
         assert got["episodes"] == want["episodes"]
-    untrained = evaluate(tmp_path / "untrained")
+    untrained = evaluate(tmp_path / "untrained", "runner.eval_random=true")
     assert untrained["episodes"] != want["episodes"]
 
 
@@ -118,12 +118,14 @@ def test_the_wrapper_scripts_pass_the_exit_status_on(tmp_path):
     line = "error: command line: unknown key runner.max_epoch; did you mean runner.max_epochs?\n"
     assert (tmp_path / "run" / "run_embodiment.log").read_text() == line
     params = f"{{fault: raise, fault_times: 99, fault_file: {tmp_path}/faults}}"
-    failed = script("eval_embodiment.sh", tmp_path / "eval", "toy_ppo_compact", f"env.eval.init_params={params}")
+    random = ["--random", f"env.eval.init_params={params}"]
+    failed = script("eval_embodiment.sh", tmp_path / "eval", "toy_ppo_compact", *random)
     assert failed.returncode == 3
 
 
 def test_train_with_only_eval_is_an_evaluation(tmp_path):
-    done = script("run_embodiment.sh", tmp_path / "run", "toy_ppo_compact", *SMALL, "runner.only_eval=true")
+    settings = ["runner.only_eval=true", "runner.eval_random=true"]
+    done = script("run_embodiment.sh", tmp_path / "run", "toy_ppo_compact", *SMALL, *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "evaluation at step 0: success " in done.stdout
     assert "Global Step" not in done.stdout

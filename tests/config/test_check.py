@@ -242,7 +242,7 @@ def test_one_line_per_mistake(overrides: list[str], line: str) -> None:
         [*GRPO, "actor.model.add_value_head=false", "env.train.ignore_terminations=true"],
         ["actor.model.size=small", "actor.model.model_path=/path/to/model"],
         ["actor.model.precision=bf16"],  # compact is fp32 all the same
-        ["actor.model.openpi.noise_level=0", "runner.only_eval=true"],
+        ["actor.model.openpi.noise_level=0", "runner.only_eval=true", "runner.eval_random=true"],
         ["actor.model.openpi.noise_level=0", "actor.model.openpi.noise_method=flow_noise"],
     ],
 )
@@ -266,6 +266,7 @@ def test_bf16_needs_a_gpu(purpose: Purpose, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
 def test_every_recipe_runs_compact_without_a_gpu(name: str) -> None:
     settings = ["actor.model.size=compact", 'cluster.component_placement={"actor,env,rollout": all}']
+    settings += ["runner.eval_random=true"]  # of recipes that only evaluate
     cfg = load_config(name, settings, config_dir=CONFIGS, devices=[0])
     assert cfg.actor.model.stored_precision == "fp32"
 

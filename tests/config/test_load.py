@@ -58,7 +58,7 @@ def test_overrides_of_every_form() -> None:
     assert (cfg.runner.max_epochs, cfg.runner.keep_checkpoints, cfg.actor.optim.lr) == (7, 2, 1e-5)
     assert cfg.algorithm.target_kl is None
     assert cfg.runner.logger.logger_backends == ["tensorboard", "wandb"]
-    assert cfg.env.train.init_params == {"image_size": 48}
+    assert cfg.env.train.init_params["image_size"] == 48
     assert cfg.env.train.video_cfg.video_base_dir == "some dir/a b/video/train"
     assert cfg.env.eval.num_trials == 0
 
@@ -319,9 +319,11 @@ def test_old_and_new_name_in_one_file_must_agree(tmp_path: Path) -> None:
 
 
 def test_evaluation_takes_the_rollout_model() -> None:
-    assert load("rollout.model.precision=fp32", purpose="eval").actor.model.precision == "fp32"
+    evaluation = load("runner.eval_random=true", "rollout.model.precision=fp32", purpose="eval")
+    assert evaluation.actor.model.precision == "fp32"
     assert load("rollout.model.precision=fp32").actor.model.precision is None
-    assert load("runner.only_eval=true", "rollout.model.precision=fp32").actor.model.precision == "fp32"
+    evaluation = load("runner.only_eval=true", "runner.eval_random=true", "rollout.model.precision=fp32")
+    assert evaluation.actor.model.precision == "fp32"
 
 
 def test_evaluation_only_config_without_an_actor(tmp_path: Path) -> None:
@@ -329,7 +331,7 @@ def test_evaluation_only_config_without_an_actor(tmp_path: Path) -> None:
     file.write_text(
         """
 defaults: [env@env.eval: toy, model@rollout.model: pi0, _self_]
-runner: {task_type: embodied_eval}
+runner: {task_type: embodied_eval, eval_random: true}
 rollout: {model: {size: compact, num_action_chunks: 2, action_dim: 2, openpi: {state_dim: 2}}}
 """
     )
@@ -368,7 +370,8 @@ def test_training_plays_whole_chunks_where_evaluations_may_cut_them() -> None:
 
 
 def test_an_evaluation_may_have_more_ranks_than_a_batch_has_samples() -> None:
-    cfg = load_config("toy_ppo_compact", ["actor.global_batch_size=2", "actor.micro_batch_size=2"], purpose="eval")
+    batch = ["actor.global_batch_size=2", "actor.micro_batch_size=2"]
+    cfg = load_config("toy_ppo_compact", [*batch, "runner.eval_random=true"], purpose="eval")
     assert micro_batch_size(cfg, 4) == 1
 
 

@@ -20,7 +20,7 @@ def test_an_evaluation_logs_to_every_backend(tmp_path: Path, expert: bool) -> No
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     own = [f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[tensorboard, wandb]"]
-    own += [f"runner.eval_expert={str(expert).lower()}"]
+    own += [f"runner.eval_{'expert' if expert else 'random'}=true"]
     metrics, records = jobs.evaluate(load_config("toy_ppo_compact", [*own, *FEW], purpose="eval"))
     assert len(records) == 4
     (line,) = read_jsonl(tmp_path / "metrics.jsonl")

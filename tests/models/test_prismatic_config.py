@@ -215,5 +215,6 @@ def test_a_statistics_key_without_statistics(tmp_path, caplog):
 
 
 def test_an_l1_head_may_be_evaluated():
-    cfg = load_config("toy_grpo_openvlaoft_compact", L1, config_dir=CONFIGS, purpose="eval", devices=[0])
+    overrides = [*L1, "runner.eval_random=true"]
+    cfg = load_config("toy_grpo_openvlaoft_compact", overrides, config_dir=CONFIGS, purpose="eval", devices=[0])
     assert cfg.actor.model.regression == (2, 2)

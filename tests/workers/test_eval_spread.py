@@ -61,6 +61,7 @@ def test_ray_plays_the_same_trials(tmp_path: Path, ray_address: str, on_one_rank
     ray = [f"cluster.ray_address={ray_address}", "cluster.backend=ray", "cluster.virtual_devices=2"]
     where = ["cluster.component_placement={'actor,env,rollout': all}", "rollout.pipeline_stage_num=2"]
     own = [f"runner.logger.log_path={tmp_path}", "runner.logger.logger_backends=[]"]
+    own += ["runner.eval_random=true"]
     cfg = load_config("toy_ppo_compact", [*own, *FIVE_ENVS, *ray, *where], purpose="eval")
     assert played(jobs.evaluate(cfg)[1]) == on_one_rank
 
@@ -98,6 +99,7 @@ def recipe_runs(name: str, folder: Path) -> Iterator[set[tuple[str, int]]]:
             log = folder / f"{devices}_{stages}"
             where = [f"cluster.virtual_devices={devices}", f"rollout.pipeline_stage_num={stages}"]
             where += ["cluster.component_placement={'actor,env,rollout': all}", f"runner.logger.log_path={log}"]
+            where += ["runner.eval_random=true"]
             jobs.evaluate(load_config(name, [*SHORT, *overrides, *where], purpose="eval"))
             episodes = json.loads((log / "eval" / "step_0.json").read_text())["episodes"]
             pairs = {(e["task"], e["reset_id"]) for e in episodes}
