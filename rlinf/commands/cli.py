@@ -42,6 +42,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings that win over the file; ~key removes one."),
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an output that is not empty, once the new one is complete.")
+]
 
 
 @app.command(epilog="Example: rlinf train toy_ppo_compact runner.max_steps=2 runner.logger.log_path=logs/try")
@@ -69,21 +72,21 @@ def evaluate(config: ConfigName, overrides: Overrides = None) -> None:
 
 
 @app.command(epilog="Example: rlinf collect quickstart collect.episodes_per_task=10 collect.output=data/demos")
-def collect(config: ConfigName, overrides: Overrides = None) -> None:
+def collect(config: ConfigName, overrides: Overrides = None, overwrite: Overwrite = False) -> None:
     """Make demonstrations with scripted experts (LeRobot v3 layout)."""
     cfg = _load(config, overrides, "collect")
     from rlinf.commands import jobs
 
-    jobs.collect(cfg)
+    jobs.collect(cfg, overwrite=overwrite)
 
 
 @app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")
-def sft(config: ConfigName, overrides: Overrides = None) -> None:
-    """Train a policy on demonstrations by imitation."""
+def sft(config: ConfigName, overrides: Overrides = None, overwrite: Overwrite = False) -> None:
+    """Train a policy on demonstrations by imitation: a dataset in LeRobot's layout v3.0 or v2.1."""
     cfg = _load(config, overrides, "sft")
     from rlinf.commands import jobs
 
-    jobs.sft(cfg)
+    jobs.sft(cfg, overwrite=overwrite)
 
 
 @app.command(epilog="Example: rlinf plan metaworld_50_ppo_openpi actor.model.size=compact")
@@ -133,12 +136,38 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run, the on
 @app.command(epilog="Example: rlinf export logs/try/toy_ppo_compact/checkpoints/global_step_2 checkpoints/try")
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="global_step_N of a run, or a policy folder.")],
-    output: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    overrides: Overrides = None,
+    rollouts: Annotated[
+        str | None,
+        typer.Option(metavar="CONFIG", help="Write episodes of the policy in this config's simulator, as a dataset."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="With --rollouts: episodes to play.")] = 50,
+    successes_only: Annotated[bool, typer.Option("--successes-only", help="With --rollouts: drop failures.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it."""
-    from rlinf.commands.export import export_policy
+    """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it.
 
-    typer.echo(f"policy: {export_policy(checkpoint, output)}")
+    With --rollouts CONFIG, write what the policy does in that config's simulator instead: a dataset in LeRobot v3
+    layout.
+    """
+    from rlinf.commands.export import export_policy, export_rollouts
+
+    if rollouts is None:
+        if overrides or successes_only:
+            raise UserError(f"{(overrides or ['--successes-only'])[0]} needs --rollouts CONFIG")
+        typer.echo(f"policy: {export_policy(checkpoint, output, overwrite=overwrite)}")
+        return
+    folder = export_rollouts(
+        rollouts,
+        overrides or [],
+        checkpoint,
+        output,
+        episodes=episodes,
+        successes_only=successes_only,
+        overwrite=overwrite,
+    )
+    typer.echo(f"dataset: {folder}")
 
 
 @app.command(epilog="Example: rlinf quickstart --seed 1")

@@ -77,27 +77,36 @@ def evaluate_expert(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeReco
         log.close()
 
 
-def collect(cfg: Config) -> Path:
+def collect(cfg: Config, *, overwrite: bool = False) -> Path:
     """Demonstrations by scripted experts."""
     from rlinf.demos.collect import collect_demos
 
-    folder = collect_demos(cfg)
+    folder = collect_demos(cfg, overwrite=overwrite)
     print(f"dataset: {folder}")
     return folder
 
 
-def sft(cfg: Config) -> Path:
+def sft(cfg: Config, *, overwrite: bool = False) -> Path:
     """Imitation; its curve goes to <log_path>/sft, and it is evaluated where sft.eval_interval says so."""
     from rlinf.training.sft import train_sft
 
-    where = replace(cfg.runner.logger, log_path=str(Path(cfg.runner.logger.log_path) / "sft"))
-    logger = MetricLogger(where, asdict(cfg), resume_step=None)
-    for note in logger.notes:
-        print(note)
+    logger: MetricLogger | None = None
+
+    def log(step: int, metrics: dict[str, float]) -> None:
+        """Opened at the first step: a refused command leaves the curve of an earlier one as it is."""
+        nonlocal logger
+        if logger is None:
+            where = replace(cfg.runner.logger, log_path=str(Path(cfg.runner.logger.log_path) / "sft"))
+            logger = MetricLogger(where, asdict(cfg), resume_step=None)
+            for note in logger.notes:
+                print(note)
+        logger.log(step, metrics)
+
     try:
-        folder = train_sft(cfg, on_step=logger.log)
+        folder = train_sft(cfg, on_step=log, overwrite=overwrite)
     finally:
-        logger.close()
+        if logger is not None:
+            logger.close()
     print(f"policy: {folder}")
     return folder
 

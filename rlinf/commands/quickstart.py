@@ -7,7 +7,6 @@ before and after on the same held-out layouts in the same mode.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,12 +41,11 @@ def run_quickstart(seed: int, folder: Path, overrides: list[str]) -> dict:
     ]
     cfg = load_config("quickstart", [*own, *overrides], purpose="quickstart")
     check_backend(make_plan(cfg))
-    if (folder / "demos/meta/collect.json").is_file():  # an earlier run's; everything in the folder is the job's own
-        shutil.rmtree(folder / "demos")
     print("1/4  demonstrations by the scripted expert")
-    dataset = collect_demos(cfg)
+    again = (folder / "demos/meta/collect.json").is_file()  # an earlier run's; all of the folder is the job's own
+    dataset = collect_demos(cfg, overwrite=again)
     print("2/4  a weak policy by imitation")
-    weak = train_sft(cfg)
+    weak = train_sft(cfg, overwrite=(folder / "sft/sft.json").is_file())
     constant = _constant_action(cfg, dataset)
     print(f"     baseline, the demonstrations' mean action played open-loop: {constant}")
     print("3/4  PPO")

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlinf.config.check import Purpose, check_config
 from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, default_config_dir, get, merged, resolve
 from rlinf.config.schema import Config
-from rlinf.envs.config import EnvConfig
+from rlinf.envs.config import NO_SIMULATOR, EnvConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, RunSettings, available_models, find_config, is_placeholder
@@ -39,6 +39,8 @@ def load_config(
     """
     composed = compose_config(name_or_path, overrides, config_dir or default_config_dir())
     cfg = typed_config(composed, resolve(composed, default_tree(composed)), purpose)
+    if purpose == "sft" and get(composed.tree, "env.train") is ABSENT:
+        cfg = _without_simulator(composed, cfg)
     check_config(cfg, purpose, devices)
     return cfg
 
@@ -65,6 +67,13 @@ def typed_config(composed: Composed, tree: Tree, purpose: Purpose) -> Config:
     if cfg.compat is not None:
         train, evaluation = _switched_on(train, "compat"), _switched_on(evaluation, "compat")
     return replace(cfg, env=replace(cfg.env, train=train, eval=evaluation))
+
+
+def _without_simulator(composed: Composed, cfg: Config) -> Config:
+    """The same config with no simulator to fit, and the dimensions that no file sets left to the dataset."""
+    env = replace(cfg.env, train=replace(cfg.env.train, env_type=NO_SIMULATOR))
+    model = cfg.actor.model.left_to_data(lambda key: get(composed.tree, f"actor.model.{key}") is not ABSENT)
+    return replace(cfg, env=env, actor=replace(cfg.actor, model=model))
 
 
 def _switched_on(env: EnvConfig, option: str) -> EnvConfig:

@@ -116,6 +116,7 @@ class EnvSpec:
     critic_state_dim: int = 0  # K: columns of the simulator's privileged state, for a critic; 0: it tells none
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
+    robot: str = ""  # which robot acts, as datasets name it
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
 
     @property

@@ -70,6 +70,7 @@ def spec(options: Options) -> EnvSpec:
         image_size=(options.size, options.size),
         reset_ids=split_ids(numbers, TRIALS_PER_TASK.get(options.task_suite_name, len(EVAL_LAYOUTS))),
         control_hz=80.0,
+        robot="sawyer",
         task_groups=difficulty_classes(tasks),
         critic_state_dim=39,
     )
