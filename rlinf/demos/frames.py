@@ -43,24 +43,22 @@ def read_frames(layout: Layout, features: FeatureMap) -> Frames:
     by_file: dict[Path, list[EpisodeFiles]] = {}
     for episode in layout.episodes:
         by_file.setdefault(episode.data, []).append(episode)
-    counters = [name for name in COUNTERS if name in layout.features]
+    counters = [*INDEX, *(name for name in COUNTERS if name in layout.features)]
+    widths = {name: layout.features[name]["shape"][0] for name in features.numbers} | dict.fromkeys(counters, 1)
     cameras = [name for name in features.cameras if layout.features[name]["dtype"] == "image"]
     parts: list[dict[str, Array]] = []
     images: dict[str, list[pa.Array]] = {name: [] for name in cameras}
     for path, episodes in by_file.items():
-        table = read_table(path, defects, [*features.numbers, *INDEX, *counters, *cameras])
+        table = read_table(path, defects, [*widths, *cameras])
         if table is None:
             continue
         if len(table) != (wanted := sum(e.length for e in episodes)):
             defects.add(path, f"has {len(table)} rows, but meta/episodes gives its episodes {wanted}")
             continue
-        widths = {name: layout.features[name]["shape"][0] for name in features.numbers}
-        columns = {name: _matrix(path, table[name], name, width, defects) for name, width in widths.items()}
-        scalars = {name: _matrix(path, table[name], name, 1, defects) for name in (*INDEX, *counters)}
-        if all(column is not None for column in (*columns.values(), *scalars.values())):
-            part = {name: column.astype(np.float32) for name, column in columns.items() if column is not None}
-            part |= {name: column[:, 0] for name, column in scalars.items() if column is not None and name not in part}
-            _check_counters(path, part, episodes, layout.tasks, defects)
+        found = {name: _matrix(path, table[name], name, width, defects) for name, width in widths.items()}
+        part = {name: column for name, column in found.items() if column is not None}
+        if len(part) == len(found):
+            _check_counters(path, {name: part[name][:, 0] for name in counters}, episodes, layout.tasks, defects)
             parts.append(part)
         for name in cameras:
             compressed = _image_column(path, table[name], name, defects)
@@ -71,10 +69,10 @@ def read_frames(layout: Layout, features: FeatureMap) -> Frames:
     defects.refuse()
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     frames = Frames(
-        numbers={name: joined[name] for name in features.numbers},
+        numbers={name: joined[name].astype(np.float32) for name in features.numbers},
         episode=np.repeat(np.arange(len(layout.episodes)), [e.length for e in layout.episodes]),
-        task_index=joined["task_index"].astype(np.int64),
-        timestamp=joined.get("timestamp"),
+        task_index=joined["task_index"][:, 0].astype(np.int64),
+        timestamp=joined["timestamp"][:, 0] if "timestamp" in joined else None,
         images={name: pa.chunked_array(chunks) for name, chunks in images.items()},
     )
     _check_statistics(layout, frames.numbers, defects)

@@ -129,6 +129,7 @@ def _read_info(folder: Path, defects: Defects) -> dict[str, Any]:
             defects.add(
                 path, f"feature {name!r} has shape {feature.get('shape')}, which must be a list of whole numbers"
             )
+    defects.refuse()
     if _videos(info) and not isinstance(info.get("video_path"), str):
         defects.add(path, f"has no video_path, but {_videos(info)[0]!r} is a video")
     defects.refuse()
@@ -306,7 +307,7 @@ def read_table(path: Path, defects: Defects, columns: list[str] | None = None) -
         if lacking := [name for name in columns or () if name not in names]:
             defects.add(path, f"has no column {lacking[0]!r}; it has: {', '.join(names[:8])}")
             return None
-        table = pq.read_table(path, columns=columns, memory_map=True, page_checksum_verification=True)
+        table = pq.read_table(path, columns=columns, page_checksum_verification=True)
         table.validate(full=True)
     except TABLE_ERRORS as error:
         defects.add(path, f"cannot be read as parquet: {_one_line(error)}")

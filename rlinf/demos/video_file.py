@@ -28,7 +28,7 @@ class VideoFile:
         try:
             with av.open(str(path)) as container:
                 if not container.streams.video:
-                    raise ValueError("has no video stream")
+                    raise ValueError("cannot be read as a video: it has no video stream")
                 stream = container.streams.video[0]
                 self.size = stream.height, stream.width
                 assert stream.time_base is not None
@@ -37,7 +37,7 @@ class VideoFile:
         except (av.FFmpegError, OSError) as error:
             raise ValueError(f"cannot be read as a video: {_reason(error)}") from error
         if not packets:
-            raise ValueError("has no frames")
+            raise ValueError("cannot be read as a video: it has no frames")
         self.pts = np.sort(np.array([pts for pts, _ in packets], np.int64))
         self.keyframes = np.sort(np.array([pts for pts, is_key in packets if is_key] or [packets[0][0]], np.int64))
 
