@@ -19,7 +19,8 @@ def find_dataset(name: str, key: str) -> Path:
     is installed and may go online.
     """
     folder = Path(name).expanduser()
-    if folder.exists() or not HUB_ID.fullmatch(name):
+    is_local = folder.exists() or folder.parent.is_dir() or folder.parts[:1] == ("data",)  # of which `data` is usual
+    if is_local or not HUB_ID.fullmatch(name):
         return folder
     cached = _in_caches(name)
     return cached if cached is not None else _download(name, key)

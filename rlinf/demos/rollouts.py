@@ -87,7 +87,8 @@ def record_rollouts(
                     if record.success_once or not successes_only:
                         _add(writer, record, row)
                     if len(records) % REPORT_EVERY == 0 or len(records) == episodes:
-                        on_progress(f"rollouts {len(records)}/{episodes}  {Rate.of(r.success_once for r in records)}")
+                        rate = Rate.of(r.success_once for r in records)
+                        on_progress(f"rollouts {len(records)}/{episodes}  success {rate}")
 
                 _play(env, policy, cfg.runner.seed, finished)
                 if successes_only and not any(r.success_once for r in records):

@@ -201,7 +201,8 @@ def test_bf16_needs_a_gpu(purpose: Purpose, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(p.stem for p in CONFIGS.glob("*.yaml")))
 def test_every_recipe_runs_compact_without_a_gpu(name: str) -> None:
     settings = ["actor.model.size=compact", 'cluster.component_placement={"actor,env,rollout": all}']
-    cfg = load_config(name, settings, config_dir=CONFIGS, devices=[0])
+    purpose = "sft" if "_sft" in name else "train"
+    cfg = load_config(name, settings, config_dir=CONFIGS, devices=[0], purpose=purpose)
     assert cfg.actor.model.stored_precision == "fp32"
 
 

@@ -25,7 +25,8 @@ from tests.demos.test_dataset import SPEC, episode
 
 Damage = Callable[[Path], None]
 TOP = next(iter(SIZES))
-INFO, STATS, EPISODES, DATA = "meta/info.json", "meta/stats.json", "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"  # fmt: skip
+INFO, STATS = "meta/info.json", "meta/stats.json"
+EPISODES, DATA = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"
 OLD_DATA, OLD_VIDEO = "data/chunk-000/episode_000001.parquet", f"videos/chunk-000/{TOP}/episode_000001.mp4"
 VIDEO = f"videos/{TOP}/chunk-000/file-000.mp4"
 
@@ -216,7 +217,7 @@ NEW_IMAGES: dict[str, tuple[Damage, str]] = {  # v3.0, images inside the tables
     "image flipped": (
         image(png(pictures(TOP, 3, 1)[0])[:60] + b"\x07" + png(pictures(TOP, 3, 1)[0])[61:]),
         "cannot be decoded",
-    ),  # fmt: skip
+    ),
     "image of another size": (image(png(pictures(TOP, 3, 1)[0][:30])), "is 30 x 48 pixels, but meta/info.json says 32"),
     "images are numbers": (column(DATA, TOP, lambda v: [1.0] * 17), f"column '{TOP}' holds double, not images"),
     "stats cut": (cut(STATS), "meta/stats.json: is not JSON"),
@@ -268,7 +269,7 @@ OLD_VIDEOS: dict[str, tuple[Damage, str]] = {  # v2.1
         lines(
             "meta/episodes.jsonl",
             lambda x: ['{"episode_index": 0, "length": 5}', '{"episode_index": 1, "length": 5}', x[2]],
-        ),  # fmt: skip
+        ),
         "has 6 rows, but meta/episodes gives its episodes 5",
     ),
     "stats garbage": (

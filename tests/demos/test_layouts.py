@@ -123,7 +123,8 @@ def test_a_hub_id_is_taken_from_a_cache_first(tmp_path: Path, monkeypatch: pytes
     assert find_dataset("me/own", "sft.dataset") == ours
     local = write_dataset(tmp_path / "me/own", "v2.1", video=False)
     assert find_dataset("me/own", "sft.dataset").resolve() == local
-    assert find_dataset("data/no/such", "sft.dataset") == Path("data/no/such")  # no id: a folder that is not there
+    for absent in ("data/no/such", "data/such", "me/such"):  # no ids: folders that are not there
+        assert find_dataset(absent, "sft.dataset") == Path(absent)
 
 
 @pytest.mark.parametrize("installed", [True, False])
