@@ -20,7 +20,8 @@ class Defects:
 
     def add(self, where: str | Path, what: str) -> None:
         """Note a defect of a file, named from the dataset's folder."""
-        shown = where.relative_to(self.folder) if isinstance(where, Path) and where.is_absolute() else where
+        inside = isinstance(where, Path) and where.is_relative_to(self.folder)
+        shown = Path(where).relative_to(self.folder) if inside else where
         self.lines.append(f"{shown}: {what}")
 
     def add_rows(self, where: str | Path, what: str, bad: np.ndarray) -> None:
