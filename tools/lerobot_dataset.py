@@ -61,6 +61,7 @@ def read(folder: Path, output: Path | None) -> None:
     if output is not None:
         output.write_text(json.dumps(frames))
     print(f"lerobot opened {data.num_episodes} episodes, {data.num_frames} frames, fps {data.fps}")
+    tasks = sorted(set(_tasks(data)))
     print(f"robot {data.meta.robot_type}, cameras {', '.join(data.meta.camera_keys)}, tasks {tasks}")
     print(f"action names {data.features['action']['names']}, mean {np.round(data.meta.stats['action']['mean'], 3)}")
 
