@@ -51,7 +51,7 @@ def write(folder: Path, kind: str) -> None:
 
 def read(folder: Path, output: Path | None) -> None:
     """Open a dataset, and take every frame of it."""
-    data = LeRobotDataset("local/dataset", root=folder)
+    data = LeRobotDataset("local/dataset", root=folder, video_backend="pyav")
     frames = []
     for i in range(len(data)):
         item = data[i]

@@ -32,6 +32,7 @@ from rlinf.training.optim import MasterAdamW, half_cosine
 Evaluate = Callable[[Policy], float]
 Progress = Callable[[str], None]
 MAX_BISECTIONS = 8
+MAX_CHUNK_VALUES = 1 << 25  # numbers that statistics of relative actions are computed from; more are thinned out
 
 
 @dataclass
@@ -75,7 +76,7 @@ def train_sft(
         if sft.state_loss:
             _check_state_loss(sft, data, policy)
         data.keep(device, policy.resize_images)
-        policy.fit_statistics(data.states, data.actions)
+        policy.fit_statistics(*_rows_for_statistics(policy, data))
         with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
             log = _train(policy, data, cfg, rate, on_progress, on_step)
@@ -111,6 +112,15 @@ def _fitted_model(cfg: Config, data: DemoDataset) -> ModelConfig:
             raise UserError(f"{key}={reads} must be at most {has}, the {what} of {dataset}")
     data.use_cameras(policy.num_images)
     return model
+
+
+def _rows_for_statistics(policy: Policy, data: DemoDataset) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """States and actions to normalise by: whole chunks where actions are relative, for they grow along one (as openpi)."""
+    if not policy.relative_actions:
+        return data.states, data.actions
+    horizon, columns = policy.action_horizon, data.actions.shape[1]
+    rows = range(0, len(data), 1 + len(data) * horizon * columns // MAX_CHUNK_VALUES)
+    return None if data.states is None else data.states[list(rows)], data.action_chunks(rows, horizon)[0]
 
 
 def _check_state_loss(sft: SftConfig, data: DemoDataset, policy: Policy) -> None:

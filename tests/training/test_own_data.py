@@ -12,8 +12,10 @@ import rlinf
 from rlinf.commands import jobs
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
+from rlinf.demos.writer import DatasetWriter
 from rlinf.errors import UserError
 from rlinf.models.config import DataShape
+from rlinf.simulators.contract import EnvSpec
 from rlinf.training.sft import train_sft
 from tests.demos.lerobot_files import SIZES, numbers, write_dataset
 
@@ -107,3 +109,21 @@ def test_a_simulators_recipe_keeps_its_own_dimensions():
     assert left.action_dim == 0
     fitted = left.for_data(DataShape(action_dim=14, state_dim=14, num_cameras=4)).spec()
     assert (fitted.action_dim, fitted.state_dim, fitted.num_images) == (14, 14, 3)
+
+
+def test_statistics_of_relative_actions_are_those_of_whole_chunks(tmp_path: Path):
+    """Actions that run away from the state: the further into a chunk, the larger; one step alone would tell less."""
+    spec = EnvSpec("aloha", ("t",), 14, tuple(f"a{i}" for i in range(14)), "none", 14, (8, 8), {}, 50.0, {}, 2, (8, 8))
+    states = np.cumsum(np.full((12, 14), 0.1, np.float32), 0)
+    with DatasetWriter(tmp_path / "own", spec) as writer:
+        images, wrist = np.zeros((12, 8, 8, 3), np.uint8), np.zeros((12, 2, 8, 8, 3), np.uint8)
+        writer.add(images=images, wrist_images=wrist, states=states, actions=states, task="t")
+    options = ["actor.model.openpi.config_name=pi0_aloha_robotwin", "actor.model.num_action_chunks=3"]
+    folder = train_sft(config(tmp_path, *options), on_progress=silent)
+    (file,) = folder.rglob("norm_stats.json")
+    mean = json.loads(file.read_text())["norm_stats"]["actions"]["mean"]
+    ahead = [min(t + h, 11) - t for t in range(12) for h in range(3)]  # frames between an action and its chunk's state
+    assert mean[0] == pytest.approx(0.1 * np.mean(ahead), abs=1e-4)
+    assert mean[6] == pytest.approx(
+        float(states[np.minimum(np.arange(12)[:, None] + np.arange(3), 11), 6].mean()), abs=1e-4
+    )
