@@ -56,11 +56,6 @@ class Layout:
     episodes: tuple[EpisodeFiles, ...]  # in the order of their frames
     stats: Mapping[str, Any]  # name -> min, max, mean, std, ... as nested lists; empty where none are stored
 
-    @property
-    def num_frames(self) -> int:
-        """Frames of all episodes."""
-        return sum(episode.length for episode in self.episodes)
-
 
 def read_layout(folder: Path) -> Layout:
     """Read everything below meta/; raises UserError with a line for each defect."""

@@ -115,7 +115,7 @@ def _fitted_model(cfg: Config, data: DemoDataset) -> ModelConfig:
 
 
 def _rows_for_statistics(policy: Policy, data: DemoDataset) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """States and actions to normalise by: whole chunks where actions are relative, for they grow along one (as openpi)."""
+    """States and actions to normalise by: whole chunks where actions are relative, as openpi does."""
     if not policy.relative_actions:
         return data.states, data.actions
     horizon, columns = policy.action_horizon, data.actions.shape[1]

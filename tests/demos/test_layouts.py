@@ -90,8 +90,8 @@ NUMBER, CAMERA = {"dtype": "float32", "shape": [3], "names": None}, {"dtype": "i
         ),
         (
             {"action": NUMBER, "cam": CAMERA},
-            {"cam": "mian"},
-            r"cam: 'mian' is no input of a policy \(did you mean 'main'",
+            {"cam": "mayn"},
+            r"cam: 'mayn' is no input of a policy \(did you mean 'main'",
         ),
         ({"action": NUMBER, "cam": CAMERA}, {"cam": "state"}, r"cam is of kind image, which cannot be 'state'"),
         ({"action": NUMBER, "cam": CAMERA}, {"action": "main"}, r"action is of kind float32, which cannot be 'main'"),
