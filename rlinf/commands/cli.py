@@ -61,6 +61,9 @@ Overrides = Annotated[
         autocompletion=complete_setting,
     ),
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an output that is not empty, once the new one is complete.")
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -143,25 +146,25 @@ def _evaluate(cfg: Config, config: str, settings: list[str], started: float) -> 
 
 
 @app.command(epilog="Example: rlinf collect quickstart collect.episodes_per_task=10 collect.output=data/demos")
-def collect(config: ConfigName, overrides: Overrides = None) -> None:
+def collect(config: ConfigName, overrides: Overrides = None, overwrite: Overwrite = False) -> None:
     """Make demonstrations with scripted experts (LeRobot v3 layout)."""
     started, settings = time.time(), overrides or []
     cfg = _load(config, settings, "collect")
     from rlinf.commands import jobs, summary
 
-    folder = jobs.collect(cfg)
+    folder = jobs.collect(cfg, overwrite=overwrite)
     next_command = summary.imitation_command(config, settings, folder)
     summary.print_summary(started=started, dataset=folder, next_command=next_command)
 
 
 @app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")
-def sft(config: ConfigName, overrides: Overrides = None) -> None:
-    """Train a policy on demonstrations by imitation."""
+def sft(config: ConfigName, overrides: Overrides = None, overwrite: Overwrite = False) -> None:
+    """Train a policy on demonstrations by imitation: a dataset in LeRobot's layout v3.0 or v2.1."""
     started, settings = time.time(), overrides or []
     cfg = _load(config, settings, "sft")
     from rlinf.commands import jobs, summary
 
-    folder = jobs.sft(cfg)
+    folder = jobs.sft(cfg, overwrite=overwrite)
     next_command = summary.training_command(config, settings, folder)
     summary.print_summary(started=started, policy=folder, next_command=next_command)
 
@@ -236,16 +239,43 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run, the on
 @app.command(epilog="Example: rlinf export logs/try/toy_ppo_compact/checkpoints/global_step_2 checkpoints/try")
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="global_step_N of a run, or a policy folder.")],
-    output: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
+    output: Annotated[Path, typer.Argument(help="Folder to write.")],
+    overrides: Overrides = None,
+    rollouts: Annotated[
+        str | None,
+        typer.Option(metavar="CONFIG", help="Write episodes of the policy in this config's simulator, as a dataset."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="With --rollouts: episodes to play.")] = 50,
+    successes_only: Annotated[bool, typer.Option("--successes-only", help="With --rollouts: drop failures.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it."""
+    """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it.
+
+    With --rollouts CONFIG, write what the policy does in that config's simulator instead: a dataset in LeRobot v3
+    layout.
+    """
     started = time.time()
     from rlinf.commands import summary
-    from rlinf.commands.export import export_policy
+    from rlinf.commands.export import export_policy, export_rollouts
 
-    folder = export_policy(checkpoint, output)
-    next_command = summary.exported_command(checkpoint, folder)
-    summary.print_summary(started=started, policy=folder, next_command=next_command)
+    if rollouts is None:
+        if overrides or successes_only:
+            raise UserError(f"{(overrides or ['--successes-only'])[0]} needs --rollouts CONFIG")
+        folder = export_policy(checkpoint, output, overwrite=overwrite)
+        next_command = summary.exported_command(checkpoint, folder)
+        summary.print_summary(started=started, policy=folder, next_command=next_command)
+        return
+    folder = export_rollouts(
+        rollouts,
+        overrides or [],
+        checkpoint,
+        output,
+        episodes=episodes,
+        successes_only=successes_only,
+        overwrite=overwrite,
+    )
+    next_command = summary.imitation_command(rollouts, overrides or [], folder)
+    summary.print_summary(started=started, dataset=folder, next_command=next_command)
 
 
 @app.command(epilog="Example: rlinf quickstart --seed 1")

@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from rlinf.compat.keys import without_old_keys
+from rlinf.config.load import load_config
+from rlinf.envs.spec import check_setup
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, available_models, find_config
 from rlinf.models.files.policy_folder import SETTINGS, saved_settings
 from rlinf.models.files.pretrained import PretrainedPolicy
 from rlinf.models.policy import find_policy
-from rlinf.storage.atomic_folder import atomic_folder
+from rlinf.runtime.worker import limit_threads
+from rlinf.storage.atomic_folder import atomic_folder, check_output
 from rlinf.storage.step_checkpoint import policy_folder, verify_ckpt_path
 from rlinf.typed import convert
 
 
-def export_policy(checkpoint: Path, output: Path) -> Path:
+def export_policy(checkpoint: Path, output: Path, *, overwrite: bool = False) -> Path:
     """Write the policy of global_step_N (or of a policy folder) to `output`, which appears only when it is complete."""
+    check_output(output, "OUTPUT", overwrite=overwrite, inputs={"CHECKPOINT": checkpoint})
     verify_ckpt_path(str(checkpoint), key="CHECKPOINT")
     folder = policy_folder(str(checkpoint))
     if folder is None:
         raise UserError(f"CHECKPOINT={checkpoint} is a file; pass the folder global_step_N or its actor/model")
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"OUTPUT={output} exists; choose another folder")
-    if output.resolve() == Path.cwd():
-        raise UserError(f"OUTPUT={output} is the current folder; name one inside it")
     cfg = stored_settings(folder)
     policy = find_policy(cfg.model_type).build(cfg, torch.device("cpu"))
     assert isinstance(policy, PretrainedPolicy)
-    try:
-        with atomic_folder(output, what=f"OUTPUT={output}") as folder_in_progress:
-            policy.export(folder_in_progress)
-    except OSError as error:
-        raise UserError(f"OUTPUT={output} cannot be written: {error.strerror}") from error
+    with atomic_folder(output, what=f"OUTPUT={output}") as folder_in_progress:
+        policy.export(folder_in_progress)
+    return output
+
+
+def export_rollouts(
+    config: str,
+    overrides: Sequence[str],
+    checkpoint: Path,
+    output: Path,
+    *,
+    episodes: int,
+    successes_only: bool,
+    overwrite: bool,
+) -> Path:
+    """Let the policy of a checkpoint play in a config's simulator, and write what it did as a dataset."""
+    from rlinf.demos.rollouts import record_rollouts
+
+    check_output(output, "OUTPUT", overwrite=overwrite, inputs={"CHECKPOINT": checkpoint})
+    cfg = load_config(config, [*overrides, f"runner.ckpt_path={checkpoint}"], purpose="eval")
+    check_setup(cfg.env.eval, "env.eval")
+    limit_threads(cfg)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    policy = find_policy(cfg.actor.model.model_type).build(cfg.actor.model, device).eval()
+    success = record_rollouts(
+        cfg, policy, output, episodes=episodes, successes_only=successes_only, overwrite=overwrite
+    )
+    print(f"success: {success}")
     return output
 
 

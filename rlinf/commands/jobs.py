@@ -125,20 +125,20 @@ def evaluate_expert(cfg: Config) -> RunLog:
             log.close()
 
 
-def collect(cfg: Config) -> Path:
+def collect(cfg: Config, *, overwrite: bool = False) -> Path:
     """Demonstrations by scripted experts."""
     from rlinf.demos.collect import collect_demos
 
     with showing_progress():
-        return collect_demos(cfg)
+        return collect_demos(cfg, overwrite=overwrite)
 
 
-def sft(cfg: Config) -> Path:
+def sft(cfg: Config, *, overwrite: bool = False) -> Path:
     """Imitation; its curve goes to <log_path>/sft, and it is evaluated where sft.eval_interval says so."""
     from rlinf.training.sft import train_sft
 
     with sft_log(cfg) as on_step, showing_progress():
-        return train_sft(cfg, on_step=on_step)
+        return train_sft(cfg, on_step=on_step, overwrite=overwrite)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -69,13 +68,12 @@ def _free_folder(folder: Path) -> Path:
 def _run(cfg: Config, seed: int, folder: Path, overrides: list[str]) -> dict:
     """The job itself, in a folder that is its own."""
     started = time.time()
-    if (folder / "demos/meta/collect.json").is_file():  # an earlier run's; everything in the folder is the job's own
-        shutil.rmtree(folder / "demos")
+    again = (folder / "demos/meta/collect.json").is_file()  # an earlier run's; all of the folder is the job's own
     print("1/4  demonstrations by the scripted expert")
     with showing_progress():
-        dataset = collect_demos(cfg)
+        dataset = collect_demos(cfg, overwrite=again)
         print("2/4  a weak policy by imitation")
-        weak = train_sft(cfg)
+        weak = train_sft(cfg, overwrite=(folder / "sft/sft.json").is_file())
     constant = _constant_action(cfg, dataset)
     print(f"     baseline, the demonstrations' mean action played open-loop: {constant}")
     print("3/4  PPO")

@@ -20,7 +20,7 @@ from rlinf.config.derived import (
     visible_accelerators,
 )
 from rlinf.config.schema import Config
-from rlinf.envs.config import EnvConfig
+from rlinf.envs.config import NO_SIMULATOR, EnvConfig
 from rlinf.envs.spec import drops_rotation, env_spec, ids_of_task, suite_names, unread_keys
 from rlinf.errors import UserError, where_to_get
 from rlinf.models.config import PolicySpec, is_placeholder
@@ -35,6 +35,9 @@ Purpose = Literal["train", "eval", "sft", "collect", "plan", "bench", "quickstar
 
 def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> None:
     """Refuse what cannot run, before anything starts. Only what `purpose` will use is checked."""
+    if cfg.env.train.env_type == NO_SIMULATOR:
+        _check_imitation(cfg, devices)
+        return
     policy = policy_spec(cfg)
     for line in (*unread_keys(cfg.env.train, "env.train"), *unread_keys(cfg.env.eval, "env.eval")):
         logger.warning("%s", line)
@@ -46,9 +49,7 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
     if training or purpose == "sft":
         check_fit("env.train", cfg.env.train, policy)
     if purpose == "sft":
-        _check_weights(cfg, purpose)
-        gpus = visible_accelerators() if devices is None else sum(devices)
-        _check_precision(cfg, has_gpu=gpus > 0)
+        _check_imitation(cfg, devices)
         return
     plan = make_plan(cfg, devices)
     if training:
@@ -68,6 +69,18 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
             computing = (*plan.rollout, *plan.actor) if training else plan.rollout
             real = cfg.cluster.virtual_devices == 0
             _check_precision(cfg, has_gpu=real and all(slot.devices for slot in computing))
+
+
+def _check_imitation(cfg: Config, devices: Sequence[int] | None) -> None:
+    """What `rlinf sft` needs beside a dataset."""
+    if cfg.sft.eval_interval and cfg.env.train.env_type == NO_SIMULATOR:
+        raise UserError(
+            f"sft.eval_interval={cfg.sft.eval_interval} must be 0: episodes are played in a simulator, and the config "
+            "has no env.train block"
+        )
+    _check_weights(cfg, "sft")
+    gpus = visible_accelerators() if devices is None else sum(devices)
+    _check_precision(cfg, has_gpu=gpus > 0)
 
 
 def policy_spec(cfg: Config) -> PolicySpec:

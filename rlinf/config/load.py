@@ -15,7 +15,7 @@ from rlinf.config.check import Purpose, check_config
 from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, get, merged, put, resolve
 from rlinf.config.recipes import default_config_dir
 from rlinf.config.schema import RECIPE, Config, RunnerConfig
-from rlinf.envs.config import EnvConfig
+from rlinf.envs.config import NO_SIMULATOR, EnvConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, RunSettings, available_models, find_config, is_placeholder
@@ -53,6 +53,8 @@ def checked_config(composed: Composed, purpose: Purpose = "train", devices: Sequ
             raise
         hint = f"did you mean {meant}?"
         raise UnknownKeyError(path, error.siblings, error.source, hint) from None
+    if purpose == "sft" and get(composed.tree, "env.train") is ABSENT:
+        cfg = _without_simulator(composed, cfg)
     check_config(cfg, purpose, devices)
     return cfg
 
@@ -101,6 +103,13 @@ def _with_step_of_run(runner: RunnerConfig) -> RunnerConfig:
         return runner
     logger.warning("runner.ckpt_path=%s is a run folder; taking its newest step, %s", given, newest)
     return replace(runner, ckpt_path=str(newest))
+
+
+def _without_simulator(composed: Composed, cfg: Config) -> Config:
+    """The same config with no simulator to fit, and the dimensions that no file sets left to the dataset."""
+    env = replace(cfg.env, train=replace(cfg.env.train, env_type=NO_SIMULATOR))
+    model = cfg.actor.model.left_to_data(lambda key: get(composed.tree, f"actor.model.{key}") is not ABSENT)
+    return replace(cfg, env=env, actor=replace(cfg.actor, model=model))
 
 
 def _switched_on(env: EnvConfig, option: str) -> EnvConfig:

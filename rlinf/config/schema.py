@@ -283,7 +283,10 @@ class SftConfig:
     """`rlinf sft`: supervised fine-tuning on a dataset."""
 
     dataset: str = "data/demos"
-    """Dataset folder (LeRobot v3 layout)."""
+    """Dataset in LeRobot's layout v3.0 or v2.1: a folder, or a Hub id owner/name."""
+    features: dict[str, Any] = field(default_factory=dict)
+    """Name in the dataset -> input of the policy (main, wrist_0, wrist_1, state, action, privileged), where the names
+    are not the usual ones; several features of one input are put side by side."""
     output: str = "checkpoints/sft"
     """Folder for the policy in HF layout: weights, statistics, tokenizer."""
     steps: Count = 1000

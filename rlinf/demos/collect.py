@@ -14,7 +14,7 @@ from rlinf.demos.writer import DatasetWriter, EncodedImages, encode_images
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 from rlinf.progress import report
-from rlinf.storage.atomic_folder import atomic_folder
+from rlinf.storage.atomic_folder import atomic_folder, check_output
 
 REPORT_EVERY = 50  # episodes of a task
 
@@ -42,12 +42,11 @@ class _Quota:
         return DemoJob(reset_id=reset_id, max_steps=_horizon(cfg), noise_std=std, noise_seed=noise_seed)
 
 
-def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print) -> Path:
+def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print, overwrite: bool = False) -> Path:
     """Play until every task has its successful episodes, or no attempts left; returns the dataset folder."""
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"collect.output={folder} is not empty: remove it or choose another folder")
+    check_output(folder, "collect.output", overwrite=overwrite)
     with atomic_folder(folder, what=f"collect.output={folder}") as work:
         with (
             DatasetWriter(work, spec) as writer,

@@ -1,27 +1,25 @@
-"""Read a dataset in LeRobot's v3.0 layout as training batches.
+"""Read a dataset in LeRobot's layout v3.0 or v2.1 as training batches.
 
 Letters: M frames, B rows of a batch, H actions per sample, A action dims, S state dims, N wrist cameras.
 """
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from PIL import Image
 
 from rlinf.data.noise import generator
 from rlinf.data.types import Observation
-from rlinf.demos.writer import ACTION, MAIN_IMAGE, PRIVILEGED, STATE, VERSION
+from rlinf.demos.cameras import open_cameras
+from rlinf.demos.features import image_size, map_features
+from rlinf.demos.frames import read_frames
+from rlinf.demos.layout import Layout, read_layout
 from rlinf.errors import UserError
+from rlinf.models.config import DataShape
 
 Tensor = torch.Tensor
 CACHE_BYTES = 1 << 30  # decoded images are kept while they fit, else decoded batch by batch
@@ -29,7 +27,7 @@ PIECE = 256  # frames decoded at a time
 
 
 class DemoDataset:
-    """The frames of every episode, in order.
+    """The frames of every episode, in order; the whole dataset is checked once, when it is opened.
 
     Example: `DemoDataset("data/demos").batch([0, 7], num_actions=5)` -> (Observation of 2 rows, f32 [2, 5, A], bool
     [2, 5])
@@ -39,29 +37,56 @@ class DemoDataset:
     states: Tensor | None  # f32 [M, S]
     privileged: Tensor | None  # f32 [M, K] what the simulator knew, for `sft.state_loss`
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
-        self.info = self._read_info()
-        self.cameras = _order_cameras(self.info["features"])
-        if not self.cameras or ACTION not in self.info["features"]:
-            raise UserError(f"dataset {self.folder}: needs an image feature and {ACTION!r} in meta/info.json")
-        table = self._read_frames()
-        self.actions = _matrix(table, ACTION)
-        self.states = _matrix(table, STATE) if STATE in self.info["features"] else None
-        self.privileged = _matrix(table, PRIVILEGED) if PRIVILEGED in self.info["features"] else None
-        tasks = pq.read_table(self.folder / "meta/tasks.parquet")
-        sentences = tasks.column(next(n for n in tasks.column_names if n != "task_index")).to_pylist()
-        self.tasks: list[str] = [s for _, s in sorted(zip(tasks["task_index"].to_pylist(), sentences, strict=True))]
-        self._task_of = table["task_index"].to_numpy()  # [M]
-        episode = table["episode_index"].to_numpy()
-        self.num_episodes = len(np.unique(episode))
-        last = np.flatnonzero(np.append(episode[1:] != episode[:-1], True))  # by episode
-        self.last_frame = last[np.searchsorted(last, np.arange(len(episode)))]  # i64 [M], of each frame's episode
-        self._png = {name: table[name].combine_chunks().field("bytes") for name in self.cameras}
-        self._decoded: dict[str, Tensor] = {}  # u8 [M, H, W, 3] of every camera, once `keep` was called
+    def __init__(self, folder: Path | str, features: Mapping[str, str] | None = None) -> None:
+        """`features` maps names of the dataset to inputs of the policy, where they are not the usual ones."""
+        self.layout: Layout = read_layout(Path(folder))
+        self.features = map_features(self.layout.features, features or {})
+        self.cameras = list(self.features.cameras)
+        frames = read_frames(self.layout, self.features)
+
+        def columns(names: Sequence[str]) -> Tensor | None:
+            return torch.from_numpy(np.concatenate([frames.numbers[n] for n in names], 1)) if names else None
+
+        actions = columns(self.features.action)
+        assert actions is not None
+        self.actions = actions
+        self.states, self.privileged = columns(self.features.state), columns(self.features.privileged)
+        numbers = sorted(self.layout.tasks)
+        self.tasks: list[str] = [self.layout.tasks[number] for number in numbers]
+        self._task_of = np.searchsorted(numbers, frames.task_index)  # [M], positions in self.tasks
+        self.num_episodes = len(self.layout.episodes)
+        ends = np.cumsum([e.length for e in self.layout.episodes]) - 1
+        self.last_frame = ends[frames.episode]  # i64 [M], of each frame's episode
+        self._cameras = open_cameras(self.layout, self.cameras, frames)
+        self._kept: dict[str, Tensor] = {}  # u8 [M, H, W, 3] of every camera, once `keep` was called
+        self._resize: Callable[[Tensor], Tensor] = lambda images: images
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    @property
+    def shape(self) -> DataShape:
+        """What it offers a policy."""
+        states = 0 if self.states is None else self.states.shape[1]
+        return DataShape(action_dim=self.actions.shape[1], state_dim=states, num_cameras=len(self.cameras))
+
+    def describe(self) -> dict[str, Any]:
+        """What a policy that imitates it should remember of it."""
+        sizes = {name: list(image_size(name, self.layout.features[name])) for name in self.cameras}
+        return {
+            "layout": self.layout.version,
+            "robot_type": self.layout.robot,
+            "fps": self.layout.fps,
+            "episodes": self.num_episodes,
+            "frames": len(self),
+            "cameras": sizes,
+            "state": list(self.features.state),
+            "action": list(self.features.action),
+        }
+
+    def use_cameras(self, count: int) -> None:
+        """Read the first `count` cameras only."""
+        self.cameras = self.cameras[:count]
 
     def keep(
         self,
@@ -71,19 +96,20 @@ class DemoDataset:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """Decode all images once, resize them and keep them on `device`, if they fit into `cache_bytes`."""
+        self._resize = resize
         one = sum(resize(self._decode(name, [0])).nbytes for name in self.cameras)
         if one * len(self) > cache_bytes:
             return
         pieces = [range(i, min(i + PIECE, len(self))) for i in range(0, len(self), PIECE)]
         for name in self.cameras:
-            self._decoded[name] = torch.cat([resize(self._decode(name, rows)).to(device) for rows in pieces])
+            self._kept[name] = torch.cat([resize(self._decode(name, rows)).to(device) for rows in pieces])
 
     def observation(self, rows: Sequence[int]) -> Observation:
         """The observation of those frames."""
-        images = [self._images(name, rows) for name in self.cameras]
+        images = [self._pictures(name, rows) for name in self.cameras]
         return Observation(
             images=images[0],
-            wrist_images=torch.stack(images[1:], 1) if len(images) > 1 else None,
+            wrist_images=self._side_by_side(images[1:]),
             states=None if self.states is None else self.states[list(rows)],
             task_descriptions=[self.tasks[self._task_of[row]] for row in rows],
         )
@@ -112,55 +138,22 @@ class DemoDataset:
             yield rows[:batch_size]
             rows = rows[batch_size:]
 
-    def _read_info(self) -> dict[str, Any]:
-        """meta/info.json, which names the layout and the features."""
-        path = self.folder / "meta/info.json"
-        if not path.is_file():
-            raise UserError(f"no dataset at {self.folder} (no meta/info.json); make one with: rlinf collect CONFIG")
-        info = json.loads(path.read_text())
-        if info["codebase_version"] != VERSION:
-            raise UserError(f"dataset {self.folder} has layout {info['codebase_version']}, only {VERSION} can be read")
-        return info
-
-    def _read_frames(self) -> pa.Table:
-        """The columns in use of all data files; images stay compressed, and on the disk until they are read."""
-        columns = [*self.cameras, ACTION, "task_index", "episode_index"]
-        columns += [name for name in (STATE, PRIVILEGED) if name in self.info["features"]]
-        files = sorted((self.folder / "data").glob("chunk-*/file-*.parquet"))
-        table = pa.concat_tables(pq.read_table(file, columns=columns, memory_map=True) for file in files)
-        if len(table) != self.info["total_frames"]:
-            raise UserError(
-                f"dataset {self.folder}: {len(table)} frames, meta/info.json says {self.info['total_frames']}"
-            )
-        return table
-
-    def _images(self, name: str, rows: Sequence[int]) -> Tensor:
-        if name in self._decoded:
-            return self._decoded[name][list(rows)]
+    def _pictures(self, name: str, rows: Sequence[int]) -> Tensor:
+        if name in self._kept:
+            return self._kept[name][list(rows)]
         return self._decode(name, rows)
 
     def _decode(self, name: str, rows: Sequence[int]) -> Tensor:
-        """The images of those frames, u8 [B, H, W, 3]; decoders release Python's lock, so all cores help."""
-        png = self._png[name]
+        """The images of those frames, u8 [B, H, W, 3]."""
+        return torch.from_numpy(np.stack(self._cameras[name].decode(rows)))
 
-        def picture(row: int) -> np.ndarray:
-            return np.asarray(Image.open(io.BytesIO(png[row].as_py())).convert("RGB"))
-
-        with ThreadPoolExecutor() as pool:
-            return torch.from_numpy(np.stack(list(pool.map(picture, rows))))
-
-
-def _order_cameras(names: dict[str, Any]) -> list[str]:
-    """Image features, the main camera first; videos are refused."""
-    for name, feature in names.items():
-        if feature["dtype"] == "video":
-            raise UserError(
-                f"feature {name!r} is a video; only datasets with images in their parquet files can be read"
-            )
-    cameras = [name for name, feature in names.items() if feature["dtype"] == "image"]
-    return sorted(cameras, key=lambda name: (name != MAIN_IMAGE, "wrist" in name, name))
-
-
-def _matrix(table: pa.Table, name: str) -> Tensor:
-    column = table[name].combine_chunks()
-    return torch.from_numpy(column.flatten().to_numpy().reshape(len(column), -1).astype(np.float32))
+    def _side_by_side(self, images: Sequence[Tensor]) -> Tensor | None:
+        """Wrist images u8 [B, N, h, w, 3]; those of different sizes are brought to the policy's first."""
+        if not images:
+            return None
+        if len({x.shape for x in images}) > 1:
+            images = [self._resize(x) for x in images]
+        if len({x.shape for x in images}) > 1:
+            sizes = ", ".join(f"{n} {list(x.shape[1:3])}" for n, x in zip(self.cameras[1:], images, strict=True))
+            raise UserError(f"wrist cameras must be of one size for this policy: {sizes}; name one with sft.features")
+        return torch.stack(list(images), 1)

@@ -69,7 +69,7 @@ class DatasetWriter:
         wrist_images: Array | Sequence[EncodedImages] | None = None,  # u8 [T, N, h, w, 3], or encoded by camera
         states: Array | None,  # f32 [T, S]
         actions: Array,  # f32 [T, A]
-        task: str,
+        task: str | Sequence[str],  # a sentence, or one for each frame
         critic_states: Array | None = None,  # f32 [T, K]
         extra: Mapping[str, Any] | None = None,
     ) -> None:
@@ -87,12 +87,14 @@ class DatasetWriter:
         with ThreadPoolExecutor() as pool:
             encoded = {n: encode_images(x, pool.map) if isinstance(x, Array) else x for n, x in cameras.items()}
         frames = np.arange(length)
+        sentences = [task] * length if isinstance(task, str) else list(task)
+        task_index = [self._tasks.setdefault(sentence, len(self._tasks)) for sentence in sentences]
         numbers |= {
             "timestamp": (frames / self.spec.control_hz).astype(np.float32),
             "frame_index": frames,
             "episode_index": np.full(length, number),
             "index": self._num_frames + frames,
-            "task_index": np.full(length, self._tasks.setdefault(task, len(self._tasks))),
+            "task_index": np.array(task_index, np.int64),
         }
         columns: dict[str, pa.Array] = {name: _column(x) for name, x in numbers.items()}
         columns |= {name: x.column for name, x in encoded.items()}
@@ -102,7 +104,7 @@ class DatasetWriter:
         self._episodes.append(
             {
                 "episode_index": number,
-                "tasks": [task],
+                "tasks": list(dict.fromkeys(sentences)),
                 "length": length,
                 "data/chunk_index": self._file_number // MAX_FILES_PER_CHUNK,
                 "data/file_index": self._file_number % MAX_FILES_PER_CHUNK,
@@ -143,7 +145,7 @@ class DatasetWriter:
             chunk, file = divmod(self._file_number, MAX_FILES_PER_CHUNK)
             path = self.folder / DATA_PATH.format(chunk_index=chunk, file_index=file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = pq.ParquetWriter(path, self._schema)
+            self._file = pq.ParquetWriter(path, self._schema, write_page_checksum=True)
         self._file.write_table(table)
         self._bytes_in_file += table.nbytes
 
@@ -152,7 +154,7 @@ class DatasetWriter:
         hz = self.spec.control_hz
         return {
             "codebase_version": VERSION,
-            "robot_type": self.spec.suite,
+            "robot_type": self.spec.robot or self.spec.suite,
             "total_episodes": len(self._episodes),
             "total_frames": self._num_frames,
             "total_tasks": len(self._tasks),
@@ -210,7 +212,7 @@ def image_statistics(images: Array) -> Stats:
     return {k: [len(images)] if k == "count" else [[[v]] for v in values] for k, values in stats.items()}
 
 
-def merge_statistics(episodes: list[dict[str, Any]], names: Mapping[str, Any]) -> dict[str, Stats]:
+def merge_statistics(episodes: list[dict[str, Any]], names: Iterable[str]) -> dict[str, Stats]:
     """Statistics of the whole dataset from those of its episodes; quantiles become their weighted mean."""
     merged = {}
     for name in names:

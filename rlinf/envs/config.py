@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from rlinf.typed import Count, Seed, Weight, Within
 
+NO_SIMULATOR = ""  # env_type of `rlinf sft` with a config that has no env.train block
+
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:

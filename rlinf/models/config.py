@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,15 @@ class PolicySpec:
     images_key: str = "actor.model.num_images_in_input"  # the keys that set num_images and state_dim, for errors
     state_key: str = "actor.model.proprio_dim"
     binary_gripper: bool = False  # a token policy's gripper has no meaningful zero: 0 maps to -1 where a sign is taken
+
+
+@dataclass(frozen=True)
+class DataShape:
+    """What a dataset offers a policy that learns from it without a simulator."""
+
+    action_dim: int
+    state_dim: int  # 0 for none
+    num_cameras: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +106,14 @@ class ModelConfig:
     def for_run(self, run: RunSettings) -> Self:
         """This block with what other blocks of the config decide."""
         return replace(self, gradient_checkpointing=self.gradient_checkpointing or run.gradient_checkpointing)
+
+    def left_to_data(self, is_given: Callable[[str], bool]) -> Self:
+        """This block for a run without a simulator: dimensions that no file sets are 0, until `for_data` sets them."""
+        return self if is_given("action_dim") else replace(self, action_dim=0)
+
+    def for_data(self, data: DataShape) -> Self:
+        """This block with a dataset's dimensions in place of those left to it."""
+        return replace(self, action_dim=self.action_dim or data.action_dim)
 
     @property
     def default_precision(self) -> Precision:

@@ -77,8 +77,16 @@ class Policy(nn.Module):
         """W of the mean image token that `sft_loss` hands to `image_token_loss`; None: it takes no such loss."""
         return None
 
+    @property
+    def relative_actions(self) -> bool:
+        """Whether actions are learned relative to the state that a chunk starts from."""
+        return False
+
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
-        """Set the normalisation statistics from data (states [M, S], actions [M, A]); saved beside the weights."""
+        """Set the normalisation statistics from data (states [M, S], actions [M, A]); saved beside the weights.
+
+        With `relative_actions`, actions may be [M, H, A]: all that are executed from each state on.
+        """
         raise NotImplementedError
 
     def set_global_step(self, step: int) -> None:

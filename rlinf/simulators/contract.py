@@ -165,6 +165,7 @@ class EnvSpec:
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
     loaded_task_bytes: int = 0  # memory of a task, where a process keeps some: episodes then go where theirs is loaded
+    robot: str = ""  # which robot acts, as datasets name it
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
     balanced: bool = False  # tasks get equal or weighted shares of the episodes; set by rlinf for lists and weights
 

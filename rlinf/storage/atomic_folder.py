@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from rlinf.errors import UserError, writing
 
 TEMPORARY = ".tmp-"  # before the name of what is not complete
 REPLACED = ".old-"  # before the name of a folder whose successor takes its place; deleted once that is there
+_RENAME_EXCHANGE = 2  # of Linux's renameat2: both names exist before and after
+_AT_FDCWD = -100
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems without locks
 
 
 @contextmanager
@@ -21,30 +26,86 @@ def atomic_folder(final: Path, *, what: str = "") -> Iterator[Path]:
 
     After an error nothing is left of it, and `final` is as it was. What it replaces is deleted last, so that a crash at
     any moment leaves one of the two. `what` names the folder in the error that a path raises where nothing can be
-    written.
+    written, or where another process is filling it.
 
     Example: with atomic_folder(output, what=f"sft.output={output}") as folder: policy.save_pretrained(folder)
     """
-    work, old = (final.with_name(f"{prefix}{final.name}") for prefix in (TEMPORARY, REPLACED))
+    what = what or str(final)
+    final = final.resolve() if final.is_symlink() else final  # the folder is replaced, not the link to it
+    work = final.with_name(f"{TEMPORARY}{final.name}")
     try:
         make_folder(final.parent)
         restore_replaced(final)
-        _remove(work)  # of a process that was killed
-        work.mkdir()
+        work.mkdir(exist_ok=True)
+        held = os.open(work, os.O_RDONLY)
     except OSError as error:
-        raise UserError(f"{what or final} cannot be written: {error.strerror}") from error
+        raise UserError(f"{what} cannot be written: {error.strerror}") from error
     try:
-        with writing(what or str(final)):
-            yield work
-            for path in [*work.rglob("*"), work]:
-                flush(path)
-        if os.path.lexists(final):
-            final.rename(old)
-        work.rename(final)
-        flush(final.parent)
+        _lock(held, what)
+        try:
+            with writing(what):
+                for leftover in work.iterdir():  # of a process that was killed
+                    _remove(leftover)
+                yield work
+                for path in [*work.rglob("*"), work]:
+                    flush(path)
+            _put_in_place(work, final)
+            flush(final.parent)
+        finally:
+            _remove(work)  # the unfinished folder, or the one that was replaced
+            restore_replaced(final)
     finally:
-        _remove(work)
-        restore_replaced(final)
+        os.close(held)
+
+
+def check_output(output: Path, key: str, *, overwrite: bool, inputs: Mapping[str, str | Path] | None = None) -> None:
+    """Refuse an output that holds something, before anything is computed for it; `key` names it in the error.
+
+    What `overwrite` would delete on the way is refused in any case: the current folder, and the command's `inputs`.
+    """
+    if output.resolve() == Path.cwd():
+        raise UserError(f"{key}={output} is the current folder; name one inside it")
+    for name, path in {"the current folder": Path.cwd(), **(inputs or {})}.items():
+        if Path(path).resolve().is_relative_to(output.resolve()):
+            what = name if path == Path.cwd() else f"{name}={path}"
+            raise UserError(f"{key}={output} holds {what}, which would be replaced; choose another folder")
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{key}={output} is a file; choose another folder")
+    if not overwrite and output.is_dir() and any(output.iterdir()):
+        raise UserError(f"{key}={output} is not empty; choose another folder, or replace it with --overwrite")
+
+
+def _lock(held: int, what: str) -> None:
+    """Hold the open folder until it is closed, so that two processes never fill it at once."""
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(f"{what} is being written by another process; wait for it, or choose another folder") from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _put_in_place(work: Path, final: Path) -> None:
+    """Give the complete folder `work` the name `final`; what had that name is then called `work` or REPLACED."""
+    if os.path.lexists(final) and not _exchange(work, final):  # this file system cannot: for a moment there is none
+        final.rename(final.with_name(f"{REPLACED}{final.name}"))
+    if not os.path.lexists(final):
+        work.rename(final)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap the names of two folders in one step; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
 
 
 def restore_replaced(final: Path) -> None:

@@ -13,22 +13,27 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from rlinf.config.check import policy_spec
 from rlinf.config.schema import Config, SftConfig
 from rlinf.data.noise import Noise
 from rlinf.data.types import ChunkIndex
 from rlinf.demos.dataset import DemoDataset
+from rlinf.demos.hub import find_dataset
 from rlinf.demos.probe import Probe
+from rlinf.envs.config import NO_SIMULATOR
 from rlinf.envs.spec import env_spec
 from rlinf.errors import UserError
+from rlinf.models.config import ModelConfig
 from rlinf.models.policy import Policy, find_policy
 from rlinf.progress import report
 from rlinf.runtime.worker import limit_threads
-from rlinf.storage.atomic_folder import atomic_folder
+from rlinf.storage.atomic_folder import atomic_folder, check_output
 from rlinf.training.optim import MasterAdamW, half_cosine
 
 Evaluate = Callable[[Policy], float]
 Progress = Callable[[str], None]
 MAX_BISECTIONS = 8
+MAX_CHUNK_VALUES = 1 << 25  # numbers that statistics of relative actions are computed from; more are thinned out
 
 
 @dataclass
@@ -47,40 +52,39 @@ def train_sft(
     evaluate: Evaluate | None = None,
     on_progress: Progress = print,
     on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+    overwrite: bool = False,
 ) -> Path:
     """Train `actor.model` on `sft.dataset` and save it to `sft.output`; deterministic by `runner.seed`.
 
-    `evaluate` gives a success rate every `sft.eval_interval` steps; by default the policy plays training layouts.
+    `evaluate` gives a success rate every `sft.eval_interval` steps; by default the policy plays training layouts. An
+    output that is not empty is refused, or replaced in one step at the end with `overwrite`.
     """
-    sft, model, output = cfg.sft, cfg.actor.model, Path(cfg.sft.output)
+    sft, output = cfg.sft, Path(cfg.sft.output)
     if sft.stop_at_success is not None and not sft.eval_interval:
         raise UserError(f"sft.stop_at_success={sft.stop_at_success} needs evaluations: set sft.eval_interval")
     if sft.stop_at_most is not None and (sft.stop_at_success is None or sft.stop_at_most <= sft.stop_at_success):
         raise UserError(f"sft.stop_at_most={sft.stop_at_most} must be above sft.stop_at_success={sft.stop_at_success}")
-    if output.exists() and not (output / "sft.json").is_file():
-        raise UserError(f"sft.output={output} exists and was not made by `rlinf sft`: choose another folder")
+    check_output(output, "sft.output", overwrite=overwrite, inputs={"sft.dataset": sft.dataset})
     limit_threads(cfg)
-    data, start = DemoDataset(sft.dataset), time.perf_counter()
-    if (columns := data.actions.shape[1]) != model.action_dim:
-        raise UserError(
-            f"actor.model.action_dim={model.action_dim} must be {columns}, the action columns of "
-            f"sft.dataset={sft.dataset}; set actor.model.action_dim={columns}"
-        )
+    start = time.perf_counter()
+    data = DemoDataset(find_dataset(sft.dataset, "sft.dataset"), sft.features)
+    on_progress(f"dataset: {data.num_episodes} episodes, {len(data)} frames; {data.features.text()}")
+    model = _fitted_model(cfg, data)
+    cfg = replace(cfg, actor=replace(cfg.actor, model=model))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with atomic_folder(output, what=f"sft.output={output}") as folder:  # first, so that a bad path costs no training
         policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
         if sft.state_loss:
             _check_state_loss(sft, data, policy)
         data.keep(device, policy.resize_images)
-        policy.fit_statistics(data.states, data.actions)
+        policy.fit_statistics(*_rows_for_statistics(policy, data))
         with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
             log = _train(policy, data, cfg, rate, on_progress, on_step)
         policy.save_pretrained(folder)
         record = {
             "dataset": str(sft.dataset),
-            "episodes": data.num_episodes,
-            "frames": len(data),
+            **data.describe(),
             "seed": cfg.runner.seed,
             "seconds": round(time.perf_counter() - start, 1),
             "config": asdict(sft),
@@ -88,6 +92,36 @@ def train_sft(
         }
         (folder / "sft.json").write_text(json.dumps(record, indent=1))
     return output
+
+
+def _fitted_model(cfg: Config, data: DemoDataset) -> ModelConfig:
+    """The model to train, with the dataset's dimensions where there is no simulator; it must fit the dataset."""
+    model, shape, dataset = cfg.actor.model, data.shape, f"sft.dataset={cfg.sft.dataset}"
+    if cfg.env.train.env_type == NO_SIMULATOR:
+        model = model.for_data(shape)
+    if model.action_dim != shape.action_dim:
+        raise UserError(
+            f"actor.model.action_dim={model.action_dim} must be {shape.action_dim}, the action columns of {dataset}; "
+            f"set actor.model.action_dim={shape.action_dim}"
+        )
+    policy = policy_spec(replace(cfg, actor=replace(cfg.actor, model=model)))
+    for key, reads, has, what in (
+        (policy.images_key, policy.num_images, shape.num_cameras, "cameras"),
+        (policy.state_key, policy.state_dim, shape.state_dim, "state columns"),
+    ):
+        if reads > has:
+            raise UserError(f"{key}={reads} must be at most {has}, the {what} of {dataset}")
+    data.use_cameras(policy.num_images)
+    return model
+
+
+def _rows_for_statistics(policy: Policy, data: DemoDataset) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """States and actions to normalise by: whole chunks where actions are relative, as openpi does."""
+    if not policy.relative_actions:
+        return data.states, data.actions
+    horizon, columns = policy.action_horizon, data.actions.shape[1]
+    rows = range(0, len(data), 1 + len(data) * horizon * columns // MAX_CHUNK_VALUES)
+    return None if data.states is None else data.states[list(rows)], data.action_chunks(rows, horizon)[0]
 
 
 def _check_state_loss(sft: SftConfig, data: DemoDataset, policy: Policy) -> None:

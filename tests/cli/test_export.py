@@ -102,7 +102,7 @@ def test_refusals(saved: Path, tmp_path: Path):
         export_policy(saved.with_name("global_step_7"), out)
     with pytest.raises(UserError, match=r"is a file; pass the folder global_step_N"):
         export_policy(saved / "actor/model/config.json", out)
-    with pytest.raises(UserError, match=r"OUTPUT=.* exists; choose another folder"):
+    with pytest.raises(UserError, match=r"OUTPUT=.* holds CHECKPOINT=.*, which would be replaced"):
         export_policy(saved, saved)
     (tmp_path / "foreign").mkdir()
     with pytest.raises(UserError, match=r"foreign holds no config.json"):

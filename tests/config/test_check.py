@@ -267,7 +267,8 @@ def test_bf16_needs_a_gpu(purpose: Purpose, tmp_path: Path) -> None:
 def test_every_recipe_runs_compact_without_a_gpu(name: str) -> None:
     settings = ["actor.model.size=compact", 'cluster.component_placement={"actor,env,rollout": all}']
     settings += ["runner.eval_random=true"]  # of recipes that only evaluate
-    cfg = load_config(name, settings, config_dir=CONFIGS, devices=[0])
+    purpose = "sft" if "_sft" in name else "train"
+    cfg = load_config(name, settings, config_dir=CONFIGS, devices=[0], purpose=purpose)
     assert cfg.actor.model.stored_precision == "fp32"
 
 

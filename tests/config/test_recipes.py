@@ -152,7 +152,7 @@ PI0: dict[str, Any] = {
         "backend": "huggingface",
         "recompute_logprobs": False,
         "enable_offload": False,
-        "pipeline_stage_num": 1,
+        "pipeline_stage_num": "auto",  # published: 1; two stages change no result, see rollout.pipeline_stage_num
         "model": {"model_path": MODEL["model_path"], "precision": None},
     },
     "actor": {
@@ -315,6 +315,16 @@ def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
 
 
 OTHER_COMPACT = ("calvin_d_d_ppo_compact", "maniskill_ppo_compact", "maniskill_ood")
+
+
+@pytest.mark.parametrize("name", ["metaworld_sft_compact", "calvin_d_d_sft_compact", "maniskill_sft_compact"])
+def test_plain_imitation_recipes_go_to_the_end(name: str) -> None:
+    """Unlike those that leave RL something to do, they never stop early."""
+    sft = load_config(name, config_dir=CONFIGS, devices=[0], purpose="sft").sft
+    weak = {"metaworld": "quickstart", "calvin": "calvin_d_d_ppo_compact", "maniskill": "maniskill_ppo_compact"}
+    started = load_config(weak[name.split("_")[0]], config_dir=CONFIGS, devices=[0], purpose="sft").sft
+    assert (sft.eval_interval, sft.stop_at_success, sft.stop_at_most, sft.lr_scheduler) == (0, None, None, "cosine")
+    assert sft.steps > started.steps
 
 
 @pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact", "quickstart", *OTHER_COMPACT])

@@ -78,11 +78,11 @@ def test_the_simulators_state_is_read_back(tmp_path: Path, folder: Path) -> None
     assert data.privileged is not None
     assert np.array_equal(data.privileged.numpy(), np.concatenate(known))
     names = ["privileged_0", "privileged_1", "privileged_2"]
-    assert data.info["features"][PRIVILEGED] == {"dtype": "float32", "shape": [3], "names": names}
+    assert data.layout.features[PRIVILEGED] == {"dtype": "float32", "shape": [3], "names": names}
     stats = json.loads((tmp_path / "privileged/meta/stats.json").read_text())
     assert stats[PRIVILEGED]["mean"] == pytest.approx(np.concatenate(known).mean(0).tolist(), abs=1e-6)
     without = DemoDataset(folder)  # of a simulator that tells nothing, or written before states were kept
-    assert PRIVILEGED not in without.info["features"]
+    assert PRIVILEGED not in without.layout.features
     assert without.privileged is None
 
 
@@ -149,6 +149,6 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no dataset at .*nowhere \(no meta/info.json\); make one with: rlinf collect"):
         DemoDataset(tmp_path / "nowhere")
     info = json.loads((folder / "meta/info.json").read_text())
-    (folder / "meta/info.json").write_text(json.dumps(info | {"codebase_version": "v2.1"}))
-    with pytest.raises(UserError, match=r"layout v2\.1, only v3\.0 can be read"):
+    (folder / "meta/info.json").write_text(json.dumps(info | {"codebase_version": "v1.6"}))
+    with pytest.raises(UserError, match=r"layout v1\.6; v2\.1 and v3\.0 can be read"):
         DemoDataset(folder)

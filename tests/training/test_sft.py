@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,34 @@ SPEC = EnvSpec("test", ("t",), 2, ("x", "y"), "none", 2, (4, 4), {}, 10.0)
 WEIGHT = torch.tensor([[0.5, -1.0], [0.25, 0.0]])  # the expert: action = states @ WEIGHT.T
 
 
+POLICY = PolicySpec(
+    action_dim=2,
+    num_action_chunks=CHUNK,
+    image_size=4,
+    num_images=1,
+    state_dim=2,
+    has_logprob=False,
+    has_value=False,
+    values_per_chunk=1,
+    critic_state_dim=0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(ModelConfig):
+    """`actor.model` of the linear policy."""
+
+    model_type: str = "linear"
+    action_dim: int = 2
+
+    def spec(self) -> PolicySpec:
+        return POLICY
+
+
 class LinearPolicy(Policy):
     """actions [C, A] = states @ W; regression with noisy inputs, so that equal noise shows."""
 
-    spec = PolicySpec(2, CHUNK, 4, 1, True, 2, False, False, 1, 0, "all")
+    spec = POLICY
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +110,7 @@ def config(dataset: Path, output: Path, *, seed: int = 0, **keys) -> Config:
     defaults = {"steps": 300, "batch_size": 16, "lr": 0.05, "warmup_steps": 10, "log_interval": 100}
     return Config(
         runner=RunnerConfig(seed=seed),
-        actor=ActorConfig(model=ModelConfig(model_type="linear", action_dim=2)),
+        actor=ActorConfig(model=LinearConfig()),
         sft=SftConfig(dataset=str(dataset), output=str(output), **{**defaults, **keys}),
     )
 
@@ -124,9 +148,10 @@ def test_stops_at_the_success_asked_for(dataset: Path, tmp_path: Path) -> None:
     record = json.loads((folder / "sft.json").read_text())
     assert record["success"] == [[5, 0.0], [10, 0.2], [15, 0.3]]
     assert (record["steps"], record["stopped_at_success"]) == (15, True)
-    # An earlier result of the same command is replaced; the last loss is that of all steps since the last entry.
+    # An earlier result is replaced where asked for; the last loss is that of all steps since the last entry.
     never = replace(cfg, sft=replace(cfg.sft, steps=7))
-    record = json.loads((train_sft(never, evaluate=lambda policy: 0.0, on_progress=silent) / "sft.json").read_text())
+    folder = train_sft(never, evaluate=lambda policy: 0.0, on_progress=silent, overwrite=True)
+    record = json.loads((folder / "sft.json").read_text())
     assert (record["steps"], record["stopped_at_success"], len(record["loss"])) == (7, False, 1)
 
 
@@ -187,7 +212,8 @@ def test_refusals(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sft\.stop_at_most=0\.2 must be above sft\.stop_at_success=0\.3"):
         train_sft(config(dataset, tmp_path / "sft", eval_interval=5, stop_at_success=0.3, stop_at_most=0.2))
     (tmp_path / "precious").mkdir()
-    with pytest.raises(UserError, match=r"sft\.output=.*precious exists and was not made by"):
+    (tmp_path / "precious" / "thesis.txt").touch()
+    with pytest.raises(UserError, match=r"sft\.output=.*precious is not empty; choose another folder, or replace it"):
         train_sft(config(dataset, tmp_path / "precious"))
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"sft\.output=.*file/sft cannot be written: Not a directory"):

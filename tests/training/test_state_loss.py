@@ -66,7 +66,8 @@ def train(dataset: Path, output: Path, state_loss: float, *, model: ModelConfig 
         dataset=str(dataset), output=str(output), steps=steps, batch_size=M, warmup_steps=1, state_loss=state_loss
     )
     cfg, losses = Config(actor=ActorConfig(model=model), sft=options), []
-    train_sft(cfg, on_progress=lambda line: None, on_step=lambda step, m: losses.append(m["train/sft/loss"]))
+    on_step = lambda step, m: losses.append(m["train/sft/loss"])  # noqa: E731
+    train_sft(cfg, on_progress=lambda line: None, on_step=on_step, overwrite=True)
     return losses
 
 

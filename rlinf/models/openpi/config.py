@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Self
 
 from rlinf.errors import UserError, did_you_mean
-from rlinf.models.config import ModelConfig, PolicySpec, Precision, PrecisionName, RunSettings
+from rlinf.models.config import DataShape, ModelConfig, PolicySpec, Precision, PrecisionName, RunSettings
 from rlinf.models.files.lora_settings import LoraSettings
 from rlinf.models.openpi.architecture import SIZES, VLM, Architecture
 from rlinf.models.openpi.conventions import CONVENTIONS, DataConvention
@@ -116,6 +116,17 @@ class Config(ModelConfig):
             options = replace(options, critic_state_dim=run.critic_state_dim)
         precision = "fp32" if self.size == "compact" and is_bf16 else self.precision
         return replace(super().for_run(run), openpi=options, precision=precision)
+
+    def for_data(self, data: DataShape) -> Self:
+        """This block with a dataset's action columns, and its state columns and cameras where no file sets them."""
+        options = self.openpi
+        if not self.action_dim:
+            options = replace(options, action_env_dim=None)  # which follows action_dim in the shipped model blocks
+        if options.state_dim is None:
+            options = replace(options, state_dim=data.state_dim)
+        if not self.num_images_in_input and options.num_images_in_input is None:
+            options = replace(options, num_images_in_input=min(data.num_cameras, ALL_CAMERAS))
+        return replace(super().for_data(data), openpi=options)
 
     @property
     def convention(self) -> DataConvention:

@@ -299,6 +299,11 @@ class Policy(PretrainedPolicy):
         is_target = given["is_target"].repeat_interleave(draws, 0)
         return (errors * is_target).sum() / is_target.sum(), image_token
 
+    @property
+    def relative_actions(self) -> bool:
+        """Whether config_name stores actions relative to the state."""
+        return bool(self.cfg.convention.delta_mask)
+
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""
         self.processor.fit(states, actions)

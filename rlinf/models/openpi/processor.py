@@ -91,13 +91,14 @@ class Processor(nn.Module):
         return transforms.aloha_actions(actions) if self.row.adapt_to_pi else actions
 
     def fit(self, states: Tensor | None, actions: Tensor) -> None:
-        """Statistics of a data set: states [M, S], actions [M, A] row by row."""
+        """Statistics of a data set: states [M, S], actions [M, A] row by row, or [M, H, A] chunk by chunk."""
         if states is not None and self.row.adapt_to_pi:
             states = transforms.aloha_state(states)
         if states is not None and self.cfg.state_dim:
             states = states[:, : self.cfg.state_dim]
             self.state_stats = Statistics.fit(states, floor=STATE_STD_FLOOR).to(self.device)
-        relative = self._to_model(actions[:, None], states)[:, 0]
+        chunks = actions if actions.dim() == 3 else actions[:, None]
+        relative = self._to_model(chunks, states).flatten(0, 1)
         self.action_stats = Statistics.fit(relative, floor=self.row.action_std_floor).to(self.device)
 
     def prepare(self, folder: Path) -> Callable[[], None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from rlinf.errors import UserError
+from rlinf.models.config import DataShape
 from rlinf.models.prismatic.architecture import Parts
 from rlinf.models.prismatic.base_config import PrismaticConfig
 from rlinf.typed import Within
@@ -45,6 +47,15 @@ class Config(PrismaticConfig):
             top_k=50,
         )
         return plain, official, replace(official, is_lora=True, lora_rank=4, lora_alpha=16)
+
+    def left_to_data(self, is_given: Callable[[str], bool]) -> Self:
+        """As ModelConfig.left_to_data, the state columns too."""
+        block = super().left_to_data(is_given)
+        return block if is_given("proprio_dim") else replace(block, proprio_dim=0)
+
+    def for_data(self, data: DataShape) -> Self:
+        """This block with a dataset's action and state columns."""
+        return replace(super().for_data(data), proprio_dim=self.proprio_dim or data.state_dim)
 
     @property
     def has_stop_token(self) -> bool:

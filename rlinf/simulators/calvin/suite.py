@@ -150,6 +150,7 @@ def spec(options: Options) -> EnvSpec:
             "eval": ids_of(options.scenes, played, held_out, interleaved=not options.single_tasks),
         },
         control_hz=30.0,
+        robot="franka_panda",
         num_wrist_images=1,
         wrist_image_size=(options.wrist_size, options.wrist_size),
         critic_state_dim=15 + 24 + len(TASKS) + 1,  # robot_obs, scene_obs, the task, the share of the chain solved

@@ -136,6 +136,7 @@ def spec(options: Options) -> EnvSpec:
         image_size=options.size,
         reset_ids=reset_ids(options.id, options.obj_set, options.trials_per_task, listed=bool(options.listed)),
         control_hz=float(options.control_freq),
+        robot="widowx",
         task_groups=task_groups(options.id),
         critic_state_dim=CRITIC_COLUMNS,
         batched=options.on_gpu,

@@ -74,6 +74,7 @@ def spec(options: Options) -> EnvSpec:
         image_size=(options.size, options.size),
         reset_ids=split_ids(numbers, TRIALS_PER_TASK.get(options.task_suite_name, len(EVAL_LAYOUTS))),
         control_hz=80.0,
+        robot="sawyer",
         task_groups=difficulty_classes(tasks),
         critic_state_dim=39,
         loaded_task_bytes=LOADED_TASK_BYTES,

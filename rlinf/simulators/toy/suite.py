@@ -56,6 +56,7 @@ def spec(options: Options) -> EnvSpec:
         image_size=(options.image_size, options.image_size),
         reset_ids=split_ids(numbers, trials=len(EVAL_LAYOUTS)),
         control_hz=10.0,
+        robot="toy",
         critic_state_dim=4,
         batched=options.batched,
     )
