@@ -165,7 +165,6 @@ def _cut(tile: Any) -> str:
 @torch.no_grad()
 def measure_blocks(rows: int, table: Table) -> None:
     """The expert's layers as they act, per layer: with the library's products, and with ours in several settings."""
-    from rlinf.models.nn import few_rows
 
     net = Gemma(width=WIDTH, hidden=HIDDEN, depth=DEPTH, heads=HEADS, kv_heads=1, head_dim=HEAD_DIM).cuda()
     for i, parameter in enumerate(net.parameters()):
@@ -190,25 +189,11 @@ def measure_blocks(rows: int, table: Table) -> None:
     net.bfloat16()
     pack(net)
     call, many = prepared(), fused.PRODUCT_ROWS
-    settings: dict[str, dict[str, Any]] = {
-        "as chosen": {},
-        "kernels start early": {"EARLY": True},
-    }
     fused.PRODUCT_ROWS = 0
     plain, plain_error = seconds([call]) / DEPTH, distance(call(), exact)
     fused.PRODUCT_ROWS = many
-    for how, values in settings.items():
-        before = {name: getattr(few_rows, name) for name in values}
-        try:
-            for name, value in values.items():
-                setattr(few_rows, name, value)
-            fast, error = seconds([call]) / DEPTH, distance(call(), exact)
-            table.add("a layer of the expert", f"{rows}x{WIDTH}", how, fast, plain, (error, plain_error))
-        except Exception as problem:  # a setting that this GPU or Triton does not know is one row less
-            print(f"| a layer of the expert | {rows}x{WIDTH} | {how} | {type(problem).__name__}: {problem} |")
-        finally:
-            for name, value in before.items():
-                setattr(few_rows, name, value)
+    fast, error = seconds([call]) / DEPTH, distance(call(), exact)
+    table.add("a layer of the expert", f"{rows}x{WIDTH}", "as chosen", fast, plain, (error, plain_error))
 
 
 def measure_training(table: Table) -> None:

@@ -43,7 +43,6 @@ TILES = {  # by kernel, and by whether the rows are at most FEWEST
     ("product", True): Tile(16, inner=256, split=4, stages=3),
     ("product", False): Tile(32, split=4),
 }
-EARLY = False  # start a kernel, and reading its weights, before the one it waits for has ended
 
 
 class Stream(NamedTuple):
@@ -61,7 +60,7 @@ class Stream(NamedTuple):
 @triton.jit
 def _paired(
     x, weight, cos, sin, out, out_k, out_v, M, S, K, H, E, R, angle_stride, out_tokens, out_first,
-    ROPE: tl.constexpr, GELU: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, EARLY: tl.constexpr,
+    ROPE: tl.constexpr, GELU: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -75,9 +74,6 @@ def _paired(
     else:  # a column of the gate, and the one of what it gates
         cols = block * COLS + cols
         first, other = cols, H
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     steps = tl.arange(0, INNER)
     source = weight + first.to(tl.int64)[:, None] * K + steps[None, :]
     batch = rows // S
@@ -122,14 +118,11 @@ def _paired(
 @triton.jit
 def _product(
     x, weight, out, M, N, K, PART,
-    EARLY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     part = tl.program_id(1)
     rows = tl.arange(0, ROWS)
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     steps = part * PART + tl.arange(0, INNER)
     there = (rows < M)[:, None]
     total = tl.zeros([ROWS, COLS], tl.float32)
@@ -155,7 +148,7 @@ def product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
     _product[(cols // tile.cols, split)](
         x.contiguous(), weight, out, rows, cols, inner, part,
         ROWS=_rows(rows), COLS=tile.cols, INNER=tile.inner,
-        num_warps=tile.warps, num_stages=tile.stages, **_early(),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out[0] if split == 1 else out
 
@@ -216,7 +209,7 @@ def _run(
         0 if angles[0].shape[0] == 1 else angles[0].stride(0), room[0].shape[2], room[2],
         ROPE=rotation is not None, GELU=gelu, HEADS=heads, GROUPS=groups,
         ROWS=_rows(b * s), COLS=tile.cols, INNER=largest_step(width, tile.inner),
-        num_warps=tile.warps, num_stages=tile.stages, **_early(),
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return total
 
@@ -228,8 +221,3 @@ def largest_step(inner: int, wanted: int) -> int:
 
 def _rows(rows: int) -> int:
     return max(FEWEST, triton.next_power_of_2(rows))
-
-
-def _early() -> dict[str, bool]:
-    """Settings of a launch."""
-    return {"EARLY": EARLY} | ({"launch_pdl": True} if EARLY else {})
