@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ REPO = Path(__file__).resolve().parent.parent
 TEST_DATA = Path(os.environ.get("RLINF_TEST_DATA", REPO.parent / "shared" / "data"))  # what simulators read
 RAY_FILES = ("test_ray.py", "test_ray_runs.py", "test_ray_faults.py", "test_async.py")
 torch.set_num_threads(1)
+for _signal in (signal.SIGINT, signal.SIGHUP):  # ignored where tests run in the background; commands would inherit that
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)
 if (TEST_DATA / "calvin").is_dir():
     os.environ.setdefault("CALVIN_PATH", str(TEST_DATA / "calvin"))
 if (TEST_DATA / "maniskill").is_dir():
