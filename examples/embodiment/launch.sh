@@ -16,6 +16,7 @@ export ROBOT_PLATFORM=${ROBOT_PLATFORM:-LIBERO}
 name=$(basename "$config" .yaml)
 log_dir=${LOG_DIR:-$REPO_PATH/logs/$(date +%Y%m%d-%H%M%S)-$name}
 settings=("runner.logger.log_path=$log_dir")
+if [[ $command == train ]]; then settings+=("runner.logger.table_interval=1"); fi # for what reads the log file
 if [[ -n ${STEPS:-} && $STEPS != -2 ]]; then settings+=("runner.max_steps=$STEPS"); fi
 if [[ -n ${SAVE_INTER:-} && $SAVE_INTER != -2 ]]; then settings+=("runner.save_interval=$SAVE_INTER"); fi
 if [[ -n ${NODES:-} && $NODES != -2 ]]; then settings+=("cluster.num_nodes=$NODES"); fi
@@ -25,9 +26,8 @@ rlinf=${VIRTUAL_ENV:-$REPO_PATH/.venv}/bin/rlinf
 [[ -x $rlinf ]] || rlinf=$REPO_PATH/.venv/bin/rlinf
 [[ -x $rlinf ]] || rlinf=rlinf
 log_file=run_embodiment.log
-options=(--verbose) # the table of every step, for what reads the log file
-[[ $command == eval ]] && log_file=eval_embodiment.log && options=()
+[[ $command == eval ]] && log_file=eval_embodiment.log
 
 mkdir -p "$log_dir"
 echo "$rlinf $command $config ${settings[*]} $*"
-"$rlinf" "$command" "$config" "${settings[@]}" "$@" "${options[@]}" 2>&1 | tee "$log_dir/$log_file"
+"$rlinf" "$command" "$config" "${settings[@]}" "$@" 2>&1 | tee "$log_dir/$log_file"

@@ -75,14 +75,14 @@ class Bars:
     def show(self, what: str, done: int, total: int) -> None:
         """Show the bar of the work that is reported; at its end it goes away."""
         if self._work is None:
-            self._work, self._began = self.add(what, done, total), self._clock()
+            self._work, self._began = self.add(what, done, total), self._clock()  # short work says nothing
         elapsed = self._clock() - self._began
         eta = clock_text(elapsed / done * (total - done)) if done else "-:--:--"
         self._progress.update(self._work, description=what, completed=done, total=total, eta=eta)
         if done >= total:
             self._progress.remove_task(self._work)
             self._work = None
-        elif not self.live and self._clock() - self._said >= PLAIN_INTERVAL_S:
+        elif not self.live and self._clock() - max(self._said, self._began) >= PLAIN_INTERVAL_S:
             self._said = self._clock()
             self.screen.print(f"{what}: {done}/{total}  ETA {eta}", markup=False, soft_wrap=True)
 

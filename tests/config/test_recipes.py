@@ -329,7 +329,7 @@ def test_plain_imitation_recipes_go_to_the_end(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact", "quickstart", *OTHER_COMPACT])
 def test_small_recipes_load(name: str) -> None:
-    cfg = load_config(name, config_dir=CONFIGS, devices=[0])
+    cfg = load_config(name, ["runner.eval_random=true"], config_dir=CONFIGS, devices=[0])
     assert (cfg.actor.model.size, cfg.runner.logger.experiment_name) == ("compact", name)
 
 
@@ -365,6 +365,7 @@ def test_wrapper_passes_everything_on(tmp_path: Path, script: str, command: str)
         command,
         "my_config",
         f"runner.logger.log_path={log_dir}",
+        *(["runner.logger.table_interval=1"] if command == "train" else []),
         "runner.max_steps=5",
         "cluster.num_nodes=2",
         "a.b=c d",
@@ -381,6 +382,7 @@ def test_wrapper_defaults(tmp_path: Path) -> None:
         "train",
         "metaworld_50_ppo_openpi",
         f"runner.logger.log_path={tmp_path}/here",
+        "runner.logger.table_interval=1",
         "a.b=1",
     ]
     assert "platform: LIBERO" in done.stdout

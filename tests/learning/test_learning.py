@@ -49,3 +49,17 @@ def test_a_flipped_advantage_unlearns(tmp_path, name, monkeypatch):
     compute_targets = formulas.compute_targets
     monkeypatch.setattr(formulas, "compute_targets", flipped)
     assert gain(success(tmp_path, name)) < 0
+
+
+@pytest.mark.slow
+def test_the_recipe_as_it_is_learns_visibly(tmp_path):
+    """What a newcomer runs first: `rlinf train toy_ppo_compact`."""
+    cfg = toy_config(tmp_path)
+    runner = make_runner(cfg)
+    try:
+        curve = [runner.step(step)["env/success_once"] for step in range(cfg.runner.max_epochs)]
+    finally:
+        runner.close()
+    print("success:", " ".join(f"{x:.2f}" for x in curve))
+    assert curve[0] < 0.35
+    assert sum(curve[-5:]) / 5 > curve[0] + 0.3
