@@ -89,9 +89,9 @@ def measure(env: str, backend: str, workers: int, *, envs_each: int, chunks: int
                 workers,
                 min(workers, len(os.sched_getaffinity(0))),
                 steps / statistics.median(seconds),
-                call_ms=1000 * median_seconds(lambda: cluster.get([group.one(0, "num_restarts")])),
+                call_ms=1000 * median_seconds(lambda: cluster.get([group.one(0, "drain_counts")])),
                 queued_ms=1000
-                * timed(lambda: cluster.get([group.one(0, "num_restarts") for _ in range(CALLS)]))
+                * timed(lambda: cluster.get([group.one(0, "drain_counts") for _ in range(CALLS)]))
                 / CALLS,
                 observation_ms=1000
                 * median_seconds(lambda: cluster.get([group.one(0, "begin", mode="train", stage=0)])),

@@ -27,6 +27,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         "each run has a folder of its own, and the guides open `tensorboard --logdir ./logs`",
     ),
     Difference(
+        "rollout.pipeline_stage_num",
+        "*",
+        "1 in most",
+        "`auto`",
+        "two stages where the policy has an accelerator: the same episodes and updates, sooner",
+    ),
+    Difference(
         "env.{train,eval}.video_cfg.video_base_dir",
         "*",
         "below `../results`",

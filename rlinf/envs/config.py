@@ -50,7 +50,7 @@ class EnvConfig(SimulatorKeys):
     """Simulator: one of rlinf/simulators, of an installed package, or the dotted path of your own module."""
     task_suite_name: str | list[str] | None = None
     """Suite or task of that simulator, e.g. metaworld_50, or a list of them: [reach-v3, push-v3], in equal shares."""
-    task_weights: dict[str, float] = field(default_factory=dict)
+    task_weights: dict[str, Annotated[float, Within(1e-6, 1e6)]] = field(default_factory=dict)
     """env.train: shares of the tasks in the episodes, {reach-v3: 2}; a task that is not named weighs 1."""
     total_num_envs: Annotated[int, Within(1, 10**6)] = 8
     """Environments over all workers and stages."""

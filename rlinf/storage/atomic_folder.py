@@ -31,7 +31,7 @@ def atomic_folder(final: Path, *, what: str = "") -> Iterator[Path]:
     Example: with atomic_folder(output, what=f"sft.output={output}") as folder: policy.save_pretrained(folder)
     """
     what = what or str(final)
-    final = final.resolve() if final.is_symlink() else final  # the folder is replaced, not the link to it
+    final = final.resolve() if final.is_symlink() and final.is_dir() else final  # the folder, not the link to it
     work = final.with_name(f"{TEMPORARY}{final.name}")
     try:
         make_folder(final.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from rlinf.commands.completion import complete_recipe, complete_setting
 from rlinf.config.load import load_config
 from rlinf.config.recipes import RECIPES, recipe_sentences
 from rlinf.errors import UserError
-from rlinf.storage.step_checkpoint import newest_of_run
+from rlinf.storage.step_checkpoint import newest_of_run, sha256, step_of
 from rlinf.version import __version__
 from tests.conftest import REPO
 
@@ -74,10 +75,12 @@ def test_an_option_of_another_program_is_answered_with_the_setting() -> None:
 
 
 def save(folder: Path, saved_at: int) -> Path:
-    """A checkpoint of which only the manifest is there."""
+    """A checkpoint that holds an empty file."""
     (folder / "actor/model").mkdir(parents=True)
-    text = f'{{"step": 1, "config_hash": "a", "files": {{}}, "versions": {{}}, "saved_at": {saved_at}}}'
-    (folder / "manifest.json").write_text(text)
+    (folder / "actor/w").touch()
+    files = {"actor/w": sha256(folder / "actor/w")}
+    manifest = {"step": step_of(folder.name), "config_hash": "a", "files": files, "versions": {}, "saved_at": saved_at}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 

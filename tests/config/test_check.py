@@ -21,6 +21,7 @@ TWO_ENV_RANKS = "cluster.component_placement={env: 0:0-1, rollout: 0, actor: 0}"
 TWO_ROLLOUT_RANKS = "cluster.component_placement={env: 0, rollout: 0:0-1, actor: 0}"
 EVAL = "runner.val_check_interval=1"
 GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=4")
+PLAIN = "~env.train.init_params"  # of the toy
 SEVEN = ("actor.model.action_dim=7", "runner.val_check_interval=-1")
 
 TABLE = [
@@ -42,7 +43,7 @@ TABLE = [
     ),
     (
         ["rollout.pipeline_stage_num=0"],
-        "command line: rollout.pipeline_stage_num=0 must be an integer from 1 to 1024; nearest is 1",
+        "command line: rollout.pipeline_stage_num=0 must be 'auto' or an integer from 1 to 1024; nearest is 1",
     ),
     (
         ["env.train.total_num_envs=12", "rollout.pipeline_stage_num=2", *GRPO],
@@ -209,7 +210,12 @@ TABLE = [
         "turn",
     ),
     (
-        ["env.train.env_type=maniskill", "env.train.task_suite_name=[PutOnPlateInScene25Main-v3,Carrot-v1]", *SEVEN],
+        [
+            "env.train.env_type=maniskill",
+            "env.train.task_suite_name=[PutOnPlateInScene25Main-v3,Carrot-v1]",
+            *SEVEN,
+            PLAIN,
+        ],
         "env.train.task_suite_name: Carrot-v1 has no reset ids of its own to learn from (train) with these settings; "
         "what is only held out belongs in env.eval",
     ),
@@ -219,6 +225,7 @@ TABLE = [
             "env.train.task_suite_name=calvin_d",
             "env.train.task_weights={open_drawer: 2}",
             *SEVEN,
+            PLAIN,
         ],
         "env.train.task_weights: rotate_red_block_left has no reset ids of its own to learn from (train) with these "
         "settings; what is only held out belongs in env.eval",
@@ -326,7 +333,7 @@ def test_plan_text_states_the_arithmetic_of_the_published_recipe() -> None:
     for line in (
         "devices (shared, 8 processes)",
         "  node 0 gpu 7          p7: env[7] rollout[7] actor[7]",
-        "  envs                  64 = 8 ranks x 1 stage x 8",
+        "  envs                  64 = 8 ranks x 2 stages x 4",
         "  samples per step      10240 = 20 chunks x 64 envs x 8 rollouts; 51200 actions",
         "  global batch          2048 = 8 ranks x 2 micro batches x 128",
         "  optimiser steps       20 per training step = 5 batches x 4 update epochs",

@@ -99,6 +99,7 @@ def test_a_file_in_the_published_dialect_loads_unchanged(file: Path) -> None:
     theirs, ours = asdict(cfg), asdict(config(file.stem))
     for tree in (theirs, ours):
         tree["runner"]["logger"].pop("log_path")
+        tree["rollout"].pop("pipeline_stage_num")  # in the table of differences
         tree["algorithm"].pop("dual_clip")  # in no published file; the asynchronous recipes used it all the same
         tree["cluster"].pop("component_placement")  # compared above, component by component
         for mode in ("train", "eval"):

@@ -45,7 +45,7 @@ class Wanderer(Policy):
 def config(*overrides: str) -> Config:
     own = ["env.eval.max_episode_steps=12", "env.eval.max_steps_per_rollout_epoch=12", "env.eval.total_num_envs=4"]
     own += [f"actor.model.num_action_chunks={CHUNK}", "env.eval.num_processes=1", "env.eval.init_params.spread=50"]
-    return load_config("toy_ppo_compact", [*own, *overrides], purpose="eval", devices=[0])
+    return load_config("toy_ppo_compact", [*own, "runner.eval_random=true", *overrides], purpose="eval", devices=[0])
 
 
 def played(folder: Path) -> dict[str, list[Any]]:

@@ -157,7 +157,7 @@ def test_another_recipe_is_refused(trained: Path) -> None:
     for refused in (
         lambda: jobs.train(other),
         lambda: jobs.train(replace(other, runner=replace(other.runner, resume_dir="auto"))),
-        lambda: jobs.evaluate(config(trained, name="toy_grpo_compact", purpose="eval")),
+        lambda: jobs.evaluate(config(trained, "runner.eval_random=true", name="toy_grpo_compact", purpose="eval")),
     ):
         with pytest.raises(UserError, match="of toy_ppo_compact"):
             refused()

@@ -54,6 +54,7 @@ RUNS = {
             "env.train.enable_offload=true",
             "rollout.enable_offload=true",
             "actor.enable_offload=true",
+            "actor.model.openpi.train_expert_only=true",
         ),
         (
             *(name for name in METRICS if name.startswith("train/actor/") and "proximal" not in name),
