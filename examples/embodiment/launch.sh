@@ -30,4 +30,4 @@ log_file=run_embodiment.log
 
 mkdir -p "$log_dir"
 echo "$rlinf $command $config ${settings[*]} $*"
-"$rlinf" "$command" "$config" "${settings[@]}" "$@" 2>&1 | tee "$log_dir/$log_file"
+"$rlinf" "$command" "$config" "${settings[@]}" "$@" 2>&1 | tee -a "$log_dir/$log_file"

@@ -194,7 +194,11 @@ def bench(
     """Train a few steps, show where their time goes and name the bottleneck; keeps nothing, needs no checkpoint."""
     started, settings = time.time(), overrides or []
     cfg = _load(config, settings, "bench")
+    if json is not None and not json.parent.is_dir():
+        raise UserError(f"--json={json}: the folder {json.parent} does not exist")
     if sweep:
+        if json is not None:
+            raise UserError("--sweep prints what it finds: leave --json to a run of its own with the best overrides")
         from rlinf.commands.sweep import run_sweep
 
         run_sweep(config, settings, cfg, minutes=minutes)

@@ -46,8 +46,8 @@ def protect_streams() -> None:
         elif stream is getattr(sys, f"__{name}__"):  # else a test's
             stream.flush()
             writer = io.BufferedWriter(ForgivingFile(descriptor))
-            lines = stream.line_buffering or name == "stderr"
-            setattr(sys, name, io.TextIOWrapper(writer, stream.encoding, stream.errors, line_buffering=lines))
+            # By lines, also through a pipe: a long command must be seen to work.
+            setattr(sys, name, io.TextIOWrapper(writer, stream.encoding, stream.errors, line_buffering=True))
 
 
 def stdout_fault() -> OSError | None:

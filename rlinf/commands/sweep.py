@@ -16,6 +16,7 @@ from pathlib import Path
 from rlinf.config.derived import make_plan, micro_batch_size, rollout_size
 from rlinf.config.schema import Config
 from rlinf.envs.spec import env_spec
+from rlinf.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def search(cfg: Config, trial: Trial, *, seconds: float, clock: Callable[[], flo
         return whole
 
     first = fastest = measure(best)
+    if math.isinf(first):
+        raise UserError("the recipe as it is cannot be measured, so there is nothing to compare with")
     for key, values in settings(cfg):
         kept = list(best)
         for value in values:

@@ -128,6 +128,9 @@ def _check_weights(cfg: Config, purpose: Purpose) -> None:
     for name, path in ((key, model.model_path), ("actor.model.lora_path", model.lora_path if model.is_lora else None)):
         if is_placeholder(path):
             raise UserError(f"{name}={path!r} is a placeholder; set it to the folder of the downloaded checkpoint")
+    given = f"runner.ckpt_path={cfg.runner.ckpt_path}" if cfg.runner.ckpt_path else f"{key}={model.model_path}"
+    if cfg.runner.eval_random and (cfg.runner.ckpt_path or model.model_path):
+        raise UserError(f"--random (runner.eval_random=true) evaluates random weights, but {given}; leave one out")
     if model.model_path is None:
         if model.size == "base" and purpose != "sft":
             raise UserError(

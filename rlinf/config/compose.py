@@ -137,8 +137,9 @@ def find_config_file(name_or_path: str, config_dir: Path) -> Path:
     for candidate in (name, name.lower()):
         if candidate in names and len(given.parts) == 1:
             return names[candidate].absolute()
-    near = get_close_matches(name, names, 3) or sorted(names) or ["a path to a YAML file"]
-    raise UserError(f"config {name_or_path!r} not found in {_shown(config_dir)}; did you mean {', '.join(near)}?")
+    near = get_close_matches(name, names, 3)
+    hint = f"did you mean {', '.join(near)}?" if near else "`rlinf recipes` lists them, and a path to a file will do"
+    raise UserError(f"config {name_or_path!r} not found in {_shown(config_dir)}; {hint}")
 
 
 def resolve(composed: Composed, defaults: Tree) -> Tree:

@@ -10,6 +10,7 @@ from rlinf.commands import sweep
 from rlinf.commands.sweep import Timing, run_sweep, search, settings, short_run
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
+from rlinf.errors import UserError
 from tests.runs import toy_config
 
 
@@ -77,3 +78,8 @@ def test_a_sweep_of_the_toy_prints_overrides_that_run(tmp_path: Path, capsys: py
     best = run_sweep("toy_ppo_compact", small, cfg, minutes=2.0)
     assert "failed" not in capsys.readouterr().out
     toy_config(tmp_path, *small, *best)
+
+
+def test_a_recipe_that_cannot_be_measured_is_an_error(recipe: Config) -> None:
+    with pytest.raises(UserError, match="cannot be measured"):
+        search(recipe, lambda extra: "no such simulator", seconds=1e9)

@@ -486,3 +486,15 @@ def test_keys_that_the_simulator_does_not_read_are_warned_of(caplog: pytest.LogC
     caplog.clear()
     load_config("metaworld_50_ppo_openpi", ["env.train.center_crop=false"], purpose="plan", devices=[1])
     assert "has no effect on" not in caplog.text
+
+
+def test_random_weights_and_a_policy_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"--random \(runner.eval_random=true\) evaluates random weights, but .*; leave"
+    ):
+        load_config(
+            "toy_ppo_compact",
+            ["runner.eval_random=true", f"actor.model.model_path={tmp_path}"],
+            config_dir=CONFIGS,
+            purpose="eval",
+        )

@@ -32,7 +32,7 @@ def steps(folder: Path) -> list[int]:
     ],
 )
 def test_stop_and_continue(stop: str, status: int, said: str, tmp_path: Path) -> None:
-    background = f"set -m\nrlinf train {TOY} runner.max_steps=500 & shell=$!\n"  # -m: else bash lets it ignore Ctrl-C
+    background = f"set -m\nrlinf train {TOY} runner.max_epochs=500 & shell=$!\n"  # -m: else bash lets it ignore Ctrl-C
     child = "while ! run=$(pgrep -P $shell); do sleep 0.05; done; run=${run%%$'\\n'*}\n"
     first = types(f"{background}{child}{UNTIL_A_STEP}\n{stop}\nwait $shell", tmp_path)
     assert first.status == status, first.text
@@ -41,7 +41,7 @@ def test_stop_and_continue(stop: str, status: int, said: str, tmp_path: Path) ->
     done = steps(folder)[-1]
     assert [p.name for p in folder.glob("*/checkpoints/*")] == [f"global_step_{done}"]
 
-    again = types(f"rlinf train {TOY} runner.max_steps={done + 1} runner.resume_dir=auto", tmp_path)
+    again = types(f"rlinf train {TOY} runner.max_epochs={done + 1} runner.resume_dir=auto", tmp_path)
     assert again.status == 0, again.text
     assert [folder] == list((tmp_path / "logs").iterdir())
     assert steps(folder) == list(range(1, done + 2))
@@ -71,7 +71,7 @@ def test_one_folder_for_two_runs_and_for_two_recipes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_runs_at_once_in_one_folder(tmp_path: Path) -> None:
     both = (
-        f"set -m\nrlinf train {TOY} runner.max_steps=500 runner.logger.log_path=logs/mine & shell=$!\n"
+        f"set -m\nrlinf train {TOY} runner.max_epochs=500 runner.logger.log_path=logs/mine & shell=$!\n"
         f"while [ ! -e logs/mine/run.lock ]; do kill -0 $shell || exit 1; sleep 0.05; done\n"
         f"rlinf train {TOY} runner.seed=1 runner.logger.log_path=logs/mine > second.txt 2>&1; echo second $?\n"
         "kill -KILL -- -$shell\nwait $shell\n"
