@@ -71,6 +71,8 @@ def suite_names(cfg: EnvConfig, where: str = "env.train") -> tuple[str, ...]:
 def _options_by_name(cfg: EnvConfig, where: str, origin: Origin | None = None) -> dict[str, Any]:
     """The simulator's `Options` for each name of task_suite_name; under "" where the block names none."""
     cls, names = find_simulator(cfg.env_type).Options, suite_names(cfg, where)
+    if "listed" in cfg.init_params:
+        raise UserError(f"{where}.init_params.listed is not for configs: {where}.task_suite_name holds the list")
     options = convert(cls, cfg.init_params, f"{where}.init_params", origin)
     given = {key: value for key, value in _set_keys(cfg).items() if key in _fields(cls)}
     if "listed" in _fields(cls):

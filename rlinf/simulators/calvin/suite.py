@@ -59,7 +59,10 @@ class Options:
 
     def __post_init__(self) -> None:
         self._check_name()
-        object.__setattr__(self, "tasks", tuple(check_task(task) for task in self.tasks))
+        try:
+            object.__setattr__(self, "tasks", tuple(check_task(task) for task in self.tasks))
+        except ValueError as error:
+            raise ValueError(f"tasks={list(self.tasks)}: {error}") from error
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={list(self.tasks)} names a task twice")
         _ = self.size, self.wrist_size  # refuse sizes that are too small or differ
