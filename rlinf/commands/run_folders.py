@@ -124,8 +124,8 @@ def with_id(cfg: Config, run_id: str | None) -> Config:
 def _named_checkpoint(cfg: Config) -> Config:
     """Where runner.resume_dir names a folder: the checkpoint it means, and the folder of the run that saved it.
 
-    A run folder stands for the checkpoint it saved last, whatever its step. Without a log_path of its own the run goes on where that run wrote,
-    unless its settings are others.
+    A run folder stands for the checkpoint it saved last, whatever its step. Without a log_path of its own the run goes
+    on where that run wrote, unless its settings are others.
     """
     wanted = cfg.runner.resume_dir
     if wanted in (None, "auto"):

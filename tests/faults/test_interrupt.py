@@ -1,4 +1,4 @@
-"""Ctrl-C: exit status 130, no simulator left behind, nothing in shared memory; once, or twice in one moment, saves the step."""
+"""Ctrl-C: exit status 130, no simulator left behind, nothing in shared memory, and the running step is saved."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def test_signals_that_save(
 
 def test_signals_of_one_moment_are_one_and_a_later_one_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """`timeout -s INT` signals its child and then its group, which the child is in."""
-    runner, now, outside = Runner.__new__(Runner), 100.0, []
+    runner, clock, outside = Runner.__new__(Runner), [0.0], []
     runner.stop_requested = False
-    monkeypatch.setattr("rlinf.runner.time.monotonic", lambda: now)
-    before = signal.signal(signal.SIGINT, lambda *_: outside.append(now))
+    monkeypatch.setattr("rlinf.runner.time.monotonic", lambda: clock[0])
+    before = signal.signal(signal.SIGINT, lambda *_: outside.append(clock[0]))
     try:
         with runner._stop_on_signals():
-            for now in (100.0, 100.02, 102.0):
+            for clock[0] in (100.0, 100.02, 102.0):
                 signal.raise_signal(signal.SIGINT)
         assert runner.stop_requested
     finally:
