@@ -55,6 +55,7 @@ class Evaluation:
 def train(cfg: Config) -> TrainResult:
     """Train a policy; everything is written below runner.logger.log_path."""
     runner, log = jobs.train(cfg)
+    jobs.leave_if_stopped(runner)
     return TrainResult(log.folder, runner.global_step, log.last_metrics, runner.last_checkpoint)
 
 

@@ -31,6 +31,7 @@ from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
 
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that end training after the running step
+SAME_STOP = 1.0  # seconds in which a further SIGINT is taken for the first: `timeout` signals a process and its group
 STARTING = {"env": "starting the environments", "rollout": "loading the policy", "actor": "preparing the optimiser"}
 
 
@@ -265,12 +266,19 @@ class Runner:
 
     @contextmanager
     def _stop_on_signals(self) -> Iterator[None]:
-        """Let SIGTERM, SIGHUP and Ctrl-C end training after the running step, which is saved; a second Ctrl-C does not
-        wait for that. Signals that this process was told to ignore (nohup) stay ignored."""
+        """Let SIGTERM, SIGHUP and Ctrl-C end training after the running step, which is saved; a second Ctrl-C,
+        SAME_STOP later, does not wait for that. Signals that this process was told to ignore (nohup) stay ignored."""
+        interrupted: float | None = None  # when the first SIGINT came
 
         def request(number: int, _: object) -> None:
+            nonlocal interrupted
+            if number == signal.SIGINT and interrupted is not None:
+                if time.monotonic() - interrupted >= SAME_STOP:
+                    signal.signal(number, before[number])  # it is dealt with as outside of training
+                    signal.raise_signal(number)
+                return
             if number == signal.SIGINT:
-                signal.signal(number, before[number])  # the next one is dealt with as outside of training
+                interrupted = time.monotonic()
             if not self.stop_requested:
                 self.stop_signal = signal.Signals(number)
                 self.stop_requested = True

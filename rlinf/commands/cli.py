@@ -95,6 +95,12 @@ def train(config: ConfigName, overrides: Overrides = None, verbose: Verbose = Fa
 
     runner, log = jobs.train(cfg)
     checkpoint = runner.last_checkpoint or runner.resume_from
+    if runner.stop_requested:
+        next_command = summary.continuing_command(config, [*settings, *(["--verbose"] if verbose else [])])
+    elif checkpoint:
+        next_command = summary.evaluation_command(config, settings, checkpoint)
+    else:
+        next_command = ["rlinf", "report", str(log.folder)]
     summary.print_summary(
         started=started,
         success=summary.evaluated_success(log),
@@ -102,10 +108,9 @@ def train(config: ConfigName, overrides: Overrides = None, verbose: Verbose = Fa
         checkpoint=checkpoint,
         video=summary.newest_video(cfg, started),
         report=log.report,
-        next_command=summary.evaluation_command(config, settings, checkpoint)
-        if checkpoint
-        else ["rlinf", "report", str(log.folder)],
+        next_command=next_command,
     )
+    jobs.leave_if_stopped(runner)
 
 
 @app.command(

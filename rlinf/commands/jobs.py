@@ -32,14 +32,18 @@ logger = logging.getLogger(__name__)
 
 
 def train(cfg: Config) -> tuple[Runner, RunLog]:
-    """Train, with everything written to the run's own folder; runner and log, both closed, tell where it ended."""
+    """Train, with everything written to the run's own folder; runner and log, both closed, tell where it ended.
+
+    Where a signal ended it, `leave_if_stopped(runner)` is for the caller to call.
+    """
     check_machine(cfg)
     with training_folder(cfg) as cfg:
         log = RunLog(cfg)
         runner = make_runner(cfg, make_plan(cfg), log)
         try:
-            train_to_the_end(runner)
-            log.finish(runner.global_step)
+            runner.train()
+            if not runner.stop_requested:
+                log.finish(runner.global_step)
         except DiskFullError as error:
             kept = runner.last_checkpoint or runner.resume_from
             go_on = (
@@ -68,11 +72,16 @@ def make_runner(cfg: Config, plan: Plan, log: RunListener) -> Runner:
 
 
 def train_to_the_end(runner: Runner) -> None:
-    """Every remaining step, or SystemExit: what a signal stopped and saved must not be taken for a finished run.
+    """Every remaining step, or what `leave_if_stopped` raises."""
+    runner.train()
+    leave_if_stopped(runner)
+
+
+def leave_if_stopped(runner: Runner) -> None:
+    """Raise SystemExit where a signal ended training: what it stopped and saved must not be taken for a finished run.
 
     After Ctrl-C KeyboardInterrupt, as anywhere else.
     """
-    runner.train()
     if runner.stop_requested:
         if runner.stop_signal == signal.SIGINT:
             raise KeyboardInterrupt

@@ -26,7 +26,7 @@ from rlinf.storage.run_folder import (
     read_record,
     remove_if_empty,
 )
-from rlinf.storage.step_checkpoint import config_hash, numbered, settings
+from rlinf.storage.step_checkpoint import config_hash, newest_of_run, settings
 
 logger = logging.getLogger(__name__)
 Tree = TypeVar("Tree")
@@ -124,8 +124,8 @@ def with_id(cfg: Config, run_id: str | None) -> Config:
 def _named_checkpoint(cfg: Config) -> Config:
     """Where runner.resume_dir names a folder: the checkpoint it means, and the folder of the run that saved it.
 
-    A run folder stands for its newest checkpoint. Without a log_path of its own the run goes on where that run wrote,
-    unless its settings are others.
+    A run folder stands for the checkpoint it saved last, whatever its step. Without a log_path of its own the run goes
+    on where that run wrote, unless its settings are others.
     """
     wanted = cfg.runner.resume_dir
     if wanted in (None, "auto"):
@@ -133,10 +133,10 @@ def _named_checkpoint(cfg: Config) -> Config:
     folder = Path(wanted).expanduser()
     record = read_record(folder)
     if record is not None:
-        checkpoints = numbered(folder / record.name / "checkpoints")
-        if not checkpoints:
+        newest = newest_of_run(str(folder / record.name / "checkpoints"))
+        if newest is None:
             raise UserError(f"runner.resume_dir={wanted} is {record}, which has saved no checkpoint")
-        folder = checkpoints[-1]
+        folder = newest
     cfg = replace(cfg, runner=replace(cfg.runner, resume_dir=str(folder)))
     owner = _run_of(folder)
     record = read_record(owner) if owner is not None else None
@@ -160,9 +160,12 @@ def _owner(cfg: Config, folder: Path) -> RunRecord | None:
         return record if record is not None and not _differences(record, cfg) and wanted is not None else None
     if record is None:
         raise UserError(f"{key} holds results of a run without {RECORD}; {ANOTHER}")
+    if wanted is None and record.kind != "train":
+        raise UserError(f"{key} holds {record} with `rlinf {record.kind}`; {ANOTHER}")
     if wanted is None:
         raise UserError(f"{key} holds {record}: continue it with runner.resume_dir=auto, or {ANOTHER}")
-    if wanted != "auto" and _run_of(Path(wanted).absolute()) != folder.absolute():
+    run = _run_of(Path(wanted).absolute()) if wanted != "auto" else folder
+    if run is None or run.resolve() != folder.resolve():  # either may be named through a link
         raise UserError(f"{key} holds {record}, and runner.resume_dir={wanted} is of another run; {ANOTHER}")
     if other := _differences(record, cfg):
         raise UserError(f"runner.resume_dir={wanted}: {folder} holds {record}, with other settings: {other}; {ANOTHER}")
@@ -173,7 +176,11 @@ def _continue_newest(cfg: Config, stack: ExitStack) -> tuple[Path, RunRecord] | 
     """The newest unfinished run of this recipe and config, its folder locked; None where there is none."""
     found = []
     for path in map(Path, glob.glob(glob.escape(cfg.runner.logger.log_path).replace(TIME, "*"))):
-        record = read_record(path)
+        try:
+            record = read_record(path)
+        except UserError as error:
+            logger.warning("runner.resume_dir=auto skips %s: its %s cannot be read (%s)", path, RECORD, error.__cause__)
+            continue
         if record is not None and record.kind == "train" and not _differences(record, cfg):
             found.append((record.created, path, record))
     for _, path, record in sorted(found, key=lambda run: run[:2], reverse=True):

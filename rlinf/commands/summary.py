@@ -68,6 +68,12 @@ def training_command(config: str, overrides: Sequence[str], model_path: Path | N
     return ["rlinf", "train", config, *kept(overrides, ["actor.model.model_path"]), start]
 
 
+def continuing_command(config: str, overrides: Sequence[str]) -> list[str]:
+    """Goes on with a run that was stopped: the same command once more."""
+    same = [text for text in overrides if text.partition("=")[0].lstrip("+~") != "runner.resume_dir"]
+    return ["rlinf", "train", config, *same, "runner.resume_dir=auto"]
+
+
 def imitation_command(config: str, overrides: Sequence[str], dataset: Path) -> list[str]:
     """Imitates `dataset`."""
     output = unused(Path("checkpoints") / Path(config).stem)

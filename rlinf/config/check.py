@@ -106,11 +106,11 @@ def _check_runner(cfg: Config, purpose: Purpose) -> None:
             f"runner.resume_dir={runner.resume_dir} continues a training run; evaluate a checkpoint with "
             "runner.ckpt_path=<...>/global_step_N"
         )
-    name = Path(runner.logger.experiment_name)
-    if name.is_absolute() or ".." in name.parts or not name.parts or not str(name).isprintable():
+    name = runner.logger.experiment_name
+    if "/" in name or name in ("", ".", "..") or not name.isprintable():
         raise UserError(
-            f"runner.logger.experiment_name={runner.logger.experiment_name!r} must name a folder below "
-            "runner.logger.log_path, such as my-run"
+            f"runner.logger.experiment_name={name!r} must name a folder below runner.logger.log_path, without a slash, "
+            "such as my-run"
         )
 
 

@@ -121,14 +121,13 @@ class JsonlLog:
 
     def __init__(self, path: Path, *, resume_step: int | None, appends: bool = False, run_id: str = "") -> None:
         self.last_step, self._run = -1, {"run": run_id} if run_id else {}
-        if path.exists():
-            if appends:
-                _drop_cut_line(path)  # nothing else is rewritten: a training run may have the file open
-            elif not resume_step:
+        self._appends = appends  # then nothing is rewritten: a training run may have the file open
+        if path.exists() and not appends:
+            if not resume_step:
                 path.rename(_unused_name(path))
             else:
                 self.last_step = _drop_after(path, resume_step)
-        self._path, self._file = path, path.open("ab", buffering=0)
+        self._path, self._file = path, path.open("a+b", buffering=0)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if step <= self.last_step:
@@ -139,12 +138,15 @@ class JsonlLog:
         line = (json.dumps({"step": step, **self._run, **values}, allow_nan=False) + "\n").encode()
         with writing(str(self._path)):
             whole = os.fstat(self._file.fileno()).st_size
+            if whole and os.pread(self._file.fileno(), 1, whole - 1) != b"\n":
+                line = b"\n" + line  # the last line was cut short: readers leave it out, and it alone
             try:
                 while line:  # a disk that is almost full takes a part
                     line = line[self._file.write(line) :]
                 os.fsync(self._file.fileno())
             except OSError:
-                self._file.truncate(whole)
+                if not self._appends:
+                    self._file.truncate(whole)
                 raise
         self.last_step = step
 
@@ -308,12 +310,6 @@ def _write_config(path: Path, opened: Opened) -> None:
         plain["runner"].pop("run_id", None)  # the file may be loaded again, for another run
     head = f"# run {opened.run_id}\n" if opened.run_id else ""
     write_file(path, head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-
-
-def _drop_cut_line(path: Path) -> None:
-    """Drop a last line that a kill cut short, within the file itself."""
-    with path.open("rb+") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _unused_name(path: Path) -> Path:

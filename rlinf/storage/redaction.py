@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "<redacted>"
-_LOGIN = re.compile(r"(\w://)[^/\s@'\"]+@")  # http://user:password@host
+_LOGIN = re.compile(r"(\w://)[^/\s'\"]+@")  # http://user:password@host; a password may hold @
 _TOKEN = re.compile(r"\b(?:hf|ghp|gho|glpat|sk|xox[abp]|wandb_v1)[-_][A-Za-z0-9_-]{16,}")
 _SECRET_NAME = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|credentials?|(?:api|access)_?key)$", re.I)
 _ARGUMENT = re.compile(r"([\w.@+~-]+)=(\S+)")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from rlinf.commands import jobs, summary
+from rlinf.commands import cli, jobs, summary
+from rlinf.runner import Runner
 from tests.runs import toy_config
 
 TINY = ("env.train.total_num_envs=4", "env.train.num_processes=1", "env.train.rollout_epoch=1", "runner.max_epochs=1")
@@ -59,3 +62,27 @@ def test_the_last_step_is_saved_unless_told_otherwise(tmp_path: Path) -> None:
     runner, _ = jobs.train(toy_config(tmp_path / "off", *TINY, *BATCH, "runner.save_last=false"))
     assert runner.last_checkpoint is None
     assert not (tmp_path / "off/toy_ppo_compact").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, None)])
+def test_a_run_that_is_stopped_says_how_to_go_on(
+    number: signal.Signals,
+    status: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    step = Runner.step
+
+    def stopped(self: Runner, index: int) -> dict[str, float]:
+        os.kill(os.getpid(), number)
+        return step(self, index)
+
+    monkeypatch.setattr(Runner, "step", stopped)
+    settings = [*TINY[:-1], *BATCH, "runner.max_epochs=9", f"runner.logger.log_path={tmp_path}"]
+    with pytest.raises(KeyboardInterrupt if status is None else SystemExit) as left:
+        cli.train("toy_ppo_compact", [*settings, "runner.resume_dir=auto"])
+    assert status is None or left.value.code == status
+    lines = capsys.readouterr().out.splitlines()
+    assert f"checkpoint  {tmp_path}/toy_ppo_compact/checkpoints/global_step_1" in lines
+    assert lines[-1] == f"next        rlinf train toy_ppo_compact {' '.join(settings)} runner.resume_dir=auto"

@@ -107,8 +107,9 @@ def test_no_secret_is_in_any_file(original: Path) -> None:
 
 def test_secrets_are_told_by_names_and_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"hub_token": "abc", "max_token_len": 5, "tokenizer": "a/b", "x": ["hf_" + "a" * 20], "url": "http://h/a@b"}
+    tree["proxy"] = "http://u:PASS@ss99@h:1/a@b"
     hidden = {"hub_token": "<redacted>", "max_token_len": 5, "tokenizer": "a/b", "x": ["<redacted>"]}
-    assert redacted(tree) == hidden | {"url": "http://h/a@b"}
+    assert redacted(tree) == hidden | {"url": "http://h/a@b", "proxy": "http://<redacted>@h:1/a@b"}
     assert redacted_command(["a.b.api_key=1", "a.steps=2"]) == ["a.b.api_key=<redacted>", "a.steps=2"]
     monkeypatch.setattr(sys, "argv", ["/venv/bin/rlinf", "eval", "x y"])
     assert command() == "rlinf eval 'x y'"
@@ -241,6 +242,42 @@ def test_a_named_checkpoint_is_continued_where_its_run_wrote(
         assert cfg.runner.logger.log_path == "branch"
 
 
+def test_a_run_folder_stands_for_the_checkpoint_it_saved_last(trained: Path) -> None:
+    first, stale = (trained / f"toy_ppo_compact/checkpoints/global_step_{step}" for step in (1, 2))
+    manifest = json.loads((stale / "manifest.json").read_text())
+    (stale / "manifest.json").write_text(json.dumps(manifest | {"saved_at": 1.0}))
+    with training_folder(config(trained, f"runner.resume_dir={trained}")) as cfg:
+        assert cfg.runner.resume_dir == str(first)
+
+
+def test_auto_skips_a_damaged_record(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs(tmp_path, original)
+    damaged = Path("logs/20260101-000000-toy_ppo_compact")
+    (damaged / "run.json").write_text("{")
+    with training_folder(config(None, "runner.resume_dir=auto")) as cfg:
+        assert cfg.runner.logger.log_path == "logs/20260100-000000-toy_ppo_compact"
+    assert f"runner.resume_dir=auto skips {damaged}: its run.json cannot be read" in caplog.text
+
+
+def test_a_run_may_be_named_through_a_link(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(trained)
+    for log_path, wanted in ((tmp_path / "link", trained), (trained, tmp_path / "link")):
+        step = wanted / "toy_ppo_compact/checkpoints/global_step_2"
+        with training_folder(config(log_path, f"runner.resume_dir={step}")) as cfg:
+            assert cfg.runner.run_id == json.loads((trained / "run.json").read_text())["id"]
+
+
+def test_the_folder_of_an_evaluation_is_not_offered_for_continuing(trained: Path) -> None:
+    record = read_record(trained)
+    assert record is not None
+    write_record(trained, replace(record, kind="eval"))
+    with pytest.raises(UserError, match="with `rlinf eval`; choose another"):
+        training_folder(config(trained)).__enter__()
+
+
 # ---------------------------------------------------------------- the lock
 def test_a_folder_in_use_is_refused_and_its_holder_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["rlinf", "train", "first"])
@@ -296,7 +333,7 @@ def test_what_is_no_evaluation_is_left_out_of_the_report(text: str, trained: Pat
 
 
 # ---------------------------------------------------------------- paths that lead elsewhere
-@pytest.mark.parametrize("name", ["../../../x", "/tmp/x", "..", "a/../b", "''", "."])
+@pytest.mark.parametrize("name", ["../../../x", "/tmp/x", "..", "a/../b", "''", ".", "a/b/c"])
 def test_an_experiment_stays_below_its_log_path(name: str) -> None:
     with pytest.raises(UserError, match="must name a folder below"):
         config(None, f"runner.logger.experiment_name={name}")

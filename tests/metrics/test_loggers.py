@@ -218,6 +218,16 @@ def test_an_evaluation_beside_a_running_log_takes_nothing_from_it(tmp_path: Path
     assert [row["step"] for row in read_jsonl(path)] == [1, 1, 2]
 
 
+def test_an_evaluation_leaves_a_line_that_a_running_log_is_writing(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with path.open("ab", buffering=0) as training:
+        training.write(b'{"step": 1')
+        evaluation = JsonlLog(path, resume_step=1, appends=True)
+        training.write(b"}\n")
+        evaluation.write(1, {"b": 2.0})
+    assert [row["step"] for row in read_jsonl(path)] == [1, 1]
+
+
 def test_what_is_appended_after_a_cut_line_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "a"')
