@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,16 +15,18 @@ from rlinf.compat.other_names import key_meant
 from rlinf.config.check import Purpose, check_config
 from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, get, merged, put, resolve
 from rlinf.config.recipes import default_config_dir
-from rlinf.config.schema import RECIPE, Config, RunnerConfig
-from rlinf.envs.config import NO_SIMULATOR, EnvConfig
+from rlinf.config.schema import RECIPE, CollectConfig, Config, LoggerConfig, RunnerConfig, SftConfig
+from rlinf.envs.config import NO_SIMULATOR, EnvConfig, VideoConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, RunSettings, available_models, find_config, is_placeholder
+from rlinf.storage.redaction import FromEnvironment
 from rlinf.storage.step_checkpoint import newest_of_run, policy_folder
 from rlinf.typed import UnknownKeyError, convert, defaults_of, key_paths
 
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
+Block = TypeVar("Block", LoggerConfig, CollectConfig, SftConfig, VideoConfig)
 LOG_PATH = "runner.logger.log_path"
 
 
@@ -55,8 +58,39 @@ def checked_config(composed: Composed, purpose: Purpose = "train", devices: Sequ
         raise UnknownKeyError(path, error.siblings, error.source, hint) from None
     if purpose == "sft" and get(composed.tree, "env.train") is ABSENT:
         cfg = _without_simulator(composed, cfg)
+    elif purpose in ("train", "eval", "collect", "bench") and _has_no_simulator(composed):
+        raise UserError(f"{composed.name} has no simulator: it has no block env.train; only `rlinf sft` takes it")
+    cfg = _at_home(cfg)
     check_config(cfg, purpose, devices)
     return cfg
+
+
+def _has_no_simulator(composed: Composed) -> bool:
+    return all(get(composed.tree, f"env.{name}") is ABSENT for name in ("train", "eval"))
+
+
+def _at_home(cfg: Config) -> Config:
+    """The same config with `~` replaced by the home folder in the paths that commands write to."""
+
+    def with_home(block: Block, key: str) -> Block:
+        path = getattr(block, key)
+        if not path.startswith("~"):
+            return block
+        full = os.path.expanduser(path)
+        return replace(
+            block, **{key: FromEnvironment(full, path.written) if isinstance(path, FromEnvironment) else full}
+        )
+
+    train, evaluation = (
+        replace(env, video_cfg=with_home(env.video_cfg, "video_base_dir")) for env in (cfg.env.train, cfg.env.eval)
+    )
+    return replace(
+        cfg,
+        runner=replace(cfg.runner, logger=with_home(cfg.runner.logger, "log_path")),
+        collect=with_home(cfg.collect, "output"),
+        sft=with_home(cfg.sft, "output"),
+        env=replace(cfg.env, train=train, eval=evaluation),
+    )
 
 
 def _innermost(tree: Tree, path: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.commands import jobs, summary
+from rlinf.commands import cli, jobs, summary
 from tests.runs import toy_config
 
 TINY = ("env.train.total_num_envs=4", "env.train.num_processes=1", "env.train.rollout_epoch=1", "runner.max_epochs=1")
@@ -42,6 +42,14 @@ def test_the_next_command_keeps_what_decides_the_task_and_the_model() -> None:
     training = summary.training_command("toy", settings, Path("checkpoints/better"))
     batches = ["actor.optim.lr=1", "actor.global_batch_size=8"]
     assert training == ["rlinf", "train", "toy", *shared, *batches, "actor.model.model_path=checkpoints/better"]
+
+
+def test_without_a_simulator_the_policy_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "sft", lambda cfg, *, overwrite: Path(cfg.sft.output))
+    cli.sft("own_data_sft", [f"sft.output={tmp_path}"])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next        python -c 'import rlinf; print(rlinf.")
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
