@@ -15,8 +15,8 @@ from rlinf.compat.other_names import key_meant
 from rlinf.config.check import Purpose, check_config
 from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, get, merged, put, resolve
 from rlinf.config.recipes import default_config_dir
-from rlinf.config.schema import RECIPE, CollectConfig, Config, LoggerConfig, RunnerConfig, SftConfig
-from rlinf.envs.config import NO_SIMULATOR, EnvConfig, VideoConfig
+from rlinf.config.schema import RECIPE, Config, RunnerConfig
+from rlinf.envs.config import NO_SIMULATOR, EnvConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, RunSettings, available_models, find_config, is_placeholder
@@ -26,7 +26,6 @@ from rlinf.typed import UnknownKeyError, convert, defaults_of, key_paths
 
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
-Block = TypeVar("Block", LoggerConfig, CollectConfig, SftConfig, VideoConfig)
 LOG_PATH = "runner.logger.log_path"
 
 
@@ -72,24 +71,20 @@ def _has_no_simulator(composed: Composed) -> bool:
 def _at_home(cfg: Config) -> Config:
     """The same config with `~` replaced by the home folder in the paths that commands write to."""
 
-    def with_home(block: Block, key: str) -> Block:
-        path = getattr(block, key)
-        if not path.startswith("~"):
-            return block
-        full = os.path.expanduser(path)
-        return replace(
-            block, **{key: FromEnvironment(full, path.written) if isinstance(path, FromEnvironment) else full}
-        )
+    def full(path: str) -> str:
+        found = os.path.expanduser(path)
+        return FromEnvironment(found, path.written) if isinstance(path, FromEnvironment) else found
 
-    train, evaluation = (
-        replace(env, video_cfg=with_home(env.video_cfg, "video_base_dir")) for env in (cfg.env.train, cfg.env.eval)
-    )
+    def with_video(env: EnvConfig) -> EnvConfig:
+        return replace(env, video_cfg=replace(env.video_cfg, video_base_dir=full(env.video_cfg.video_base_dir)))
+
+    log = replace(cfg.runner.logger, log_path=full(cfg.runner.logger.log_path))
     return replace(
         cfg,
-        runner=replace(cfg.runner, logger=with_home(cfg.runner.logger, "log_path")),
-        collect=with_home(cfg.collect, "output"),
-        sft=with_home(cfg.sft, "output"),
-        env=replace(cfg.env, train=train, eval=evaluation),
+        runner=replace(cfg.runner, logger=log),
+        collect=replace(cfg.collect, output=full(cfg.collect.output)),
+        sft=replace(cfg.sft, output=full(cfg.sft.output)),
+        env=replace(cfg.env, train=with_video(cfg.env.train), eval=with_video(cfg.env.eval)),
     )
 
 

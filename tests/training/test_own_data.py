@@ -108,11 +108,11 @@ def test_the_log_is_neither_replaced_nor_mixed_with_that_of_another_recipe(tmp_p
     for output in ("lg", "lg/sft_log"):
         with pytest.raises(UserError, match=r"sft\.output=.* holds runner\.logger\.log_path=.*lg/sft_log, which"):
             jobs.sft(config(tmp_path, log, f"sft.output={tmp_path / output}"), overwrite=True)
+    inside = [f"sft.output={tmp_path / 'lg/sft'}", f"actor.model.model_path={tmp_path / 'lg/sft'}"]
     jobs.sft(config(tmp_path, log, f"sft.output={tmp_path / 'lg/sft'}"))
     with pytest.raises(UserError, match=r"lg/sft_log holds run .* of own_data_sft, .*, not of other; choose another"):
         jobs.sft(config(tmp_path, log, "runner.logger.experiment_name=other"))
     with pytest.raises(UserError, match=r"sft\.output=.* holds actor\.model\.model_path=.*lg/sft, which would"):
-        inside = [f"sft.output={tmp_path / 'lg/sft'}", f"actor.model.model_path={tmp_path / 'lg/sft'}"]
         jobs.sft(config(tmp_path, log, *inside), overwrite=True)
 
 
