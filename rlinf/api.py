@@ -23,7 +23,7 @@ from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
 from rlinf.models.config import PolicySpec
 from rlinf.models.policy import Policy, find_policy
-from rlinf.storage.step_checkpoint import policy_folder, verify_ckpt_path
+from rlinf.storage.step_checkpoint import newest_of_run, policy_folder, verify_ckpt_path
 
 if TYPE_CHECKING:
     from rlinf.envs.gymnasium_env import GymnasiumVectorEnv
@@ -114,7 +114,8 @@ class LoadedPolicy:
 
 
 def load_policy(path: str | Path, *, device: str = "cpu", seed: int = 0) -> LoadedPolicy:
-    """The policy of a checkpoint (`global_step_N`), of `rlinf sft` or of `rlinf export`."""
+    """The policy of a checkpoint (`global_step_N`, or a run folder's newest), of `rlinf sft` or of `rlinf export`."""
+    path = newest_of_run(str(path), key="path") or path
     verify_ckpt_path(str(path), key="path")
     folder = policy_folder(str(path))
     if folder is None:

@@ -38,8 +38,8 @@ app = typer.Typer(
     epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
     "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
     "of the run that died, 6 no space on the disk (the last checkpoint is whole), 130 interrupted, 129 and 143 stopped "
-    "by SIGHUP or SIGTERM after saving. A stdout that cannot be written ends nothing; where it was all a command had "
-    "to give, as with plan, the status is 141 for a reader that has left and 6 for a full disk.",
+    "by SIGHUP or SIGTERM (train saves the running step first). A stdout that cannot be written ends nothing; where it "
+    "was all a command had to give, as with plan, the status is 141 for a reader that has left and 6 for a full disk.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -168,9 +168,13 @@ def sft(config: ConfigName, overrides: Overrides = None, overwrite: Overwrite = 
     started, settings = time.time(), overrides or []
     cfg = _load(config, settings, "sft")
     from rlinf.commands import jobs, summary
+    from rlinf.envs.config import NO_SIMULATOR
 
     folder = jobs.sft(cfg, overwrite=overwrite)
-    next_command = summary.training_command(config, settings, folder)
+    has_simulator = cfg.env.train.env_type != NO_SIMULATOR
+    next_command = (
+        summary.training_command(config, settings, folder) if has_simulator else summary.opening_command(folder)
+    )
     summary.print_summary(started=started, policy=folder, next_command=next_command)
 
 
@@ -247,14 +251,16 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run, the on
 
 @app.command(epilog="Example: rlinf export logs/try/toy_ppo_compact/checkpoints/global_step_2 checkpoints/try")
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="global_step_N of a run, or a policy folder.")],
+    checkpoint: Annotated[Path, typer.Argument(help="global_step_N, a run folder (its newest), or a policy folder.")],
     output: Annotated[Path, typer.Argument(help="Folder to write.")],
     overrides: Overrides = None,
     rollouts: Annotated[
         str | None,
         typer.Option(metavar="CONFIG", help="Write episodes of the policy in this config's simulator, as a dataset."),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="With --rollouts: episodes to play.")] = 50,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="With --rollouts: episodes to play; default 50.", show_default=False)
+    ] = None,
     successes_only: Annotated[bool, typer.Option("--successes-only", help="With --rollouts: drop failures.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -268,8 +274,9 @@ def export(
     from rlinf.commands.export import export_policy, export_rollouts
 
     if rollouts is None:
-        if overrides or successes_only:
-            raise UserError(f"{(overrides or ['--successes-only'])[0]} needs --rollouts CONFIG")
+        options = {"--successes-only": successes_only, "--episodes": episodes is not None}
+        if unused := [*(overrides or []), *(name for name, given in options.items() if given)]:
+            raise UserError(f"{unused[0]} needs --rollouts CONFIG")
         folder = export_policy(checkpoint, output, overwrite=overwrite)
         next_command = summary.exported_command(checkpoint, folder)
         summary.print_summary(started=started, policy=folder, next_command=next_command)
@@ -279,7 +286,7 @@ def export(
         overrides or [],
         checkpoint,
         output,
-        episodes=episodes,
+        episodes=episodes or 50,
         successes_only=successes_only,
         overwrite=overwrite,
     )

@@ -18,13 +18,17 @@ from rlinf.models.files.pretrained import PretrainedPolicy
 from rlinf.models.policy import find_policy
 from rlinf.runtime.worker import limit_threads
 from rlinf.storage.atomic_folder import atomic_folder, check_output
-from rlinf.storage.step_checkpoint import policy_folder, verify_ckpt_path
+from rlinf.storage.step_checkpoint import newest_of_run, policy_folder, verify_ckpt_path
 from rlinf.typed import convert
 
 
 def export_policy(checkpoint: Path, output: Path, *, overwrite: bool = False) -> Path:
-    """Write the policy of global_step_N (or of a policy folder) to `output`, which appears only when it is complete."""
-    check_output(output, "OUTPUT", overwrite=overwrite, inputs={"CHECKPOINT": checkpoint})
+    """Write the policy of global_step_N, of a run folder's newest or of a policy folder to `output`.
+
+    The output appears only when it is complete.
+    """
+    check_output(output, "OUTPUT", "policy", overwrite=overwrite, inputs={"CHECKPOINT": checkpoint})
+    checkpoint = newest_of_run(str(checkpoint), key="CHECKPOINT") or checkpoint
     verify_ckpt_path(str(checkpoint), key="CHECKPOINT")
     folder = policy_folder(str(checkpoint))
     if folder is None:
@@ -50,7 +54,7 @@ def export_rollouts(
     """Let the policy of a checkpoint play in a config's simulator, and write what it did as a dataset."""
     from rlinf.demos.rollouts import record_rollouts
 
-    check_output(output, "OUTPUT", overwrite=overwrite, inputs={"CHECKPOINT": checkpoint})
+    check_output(output, "OUTPUT", "dataset", overwrite=overwrite, inputs={"CHECKPOINT": checkpoint})
     cfg = load_config(config, [*overrides, f"runner.ckpt_path={checkpoint}"], purpose="eval")
     check_setup(cfg.env.eval, "env.eval")
     limit_threads(cfg)

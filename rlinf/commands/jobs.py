@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
-from rlinf.commands.run_folders import evaluation_folder, in_folder, new_folder, training_folder, with_id
+from rlinf.commands.run_folders import evaluation_folder, in_folder, new_folder, run_of_recipe, training_folder, with_id
 from rlinf.config.derived import make_plan
 from rlinf.config.schema import TIME, Config
 from rlinf.data.types import EpisodeRecord
@@ -29,6 +29,7 @@ from rlinf.storage.step_checkpoint import step_of
 from rlinf.workers.env import check_simulators
 
 logger = logging.getLogger(__name__)
+SFT_LOG = "sft_log"  # below log_path
 
 
 def train(cfg: Config) -> tuple[Runner, RunLog]:
@@ -143,21 +144,27 @@ def collect(cfg: Config, *, overwrite: bool = False) -> Path:
 
 
 def sft(cfg: Config, *, overwrite: bool = False) -> Path:
-    """Imitation; its curve goes to <log_path>/sft, and it is evaluated where sft.eval_interval says so."""
-    from rlinf.training.sft import train_sft
+    """Imitation; its curve goes to <log_path>/sft_log, and it is evaluated where sft.eval_interval says so."""
+    from rlinf.training.sft import check_settings, train_sft
 
+    check_settings(cfg, overwrite=overwrite, log=Path(cfg.runner.logger.log_path) / SFT_LOG)
     with sft_log(cfg) as on_step, showing_progress():
         return train_sft(cfg, on_step=on_step, overwrite=overwrite)
 
 
 @contextmanager
 def sft_log(cfg: Config) -> Iterator[Callable[[int, dict[str, float]], None]]:
-    """What logs steps to <log_path>/sft; nothing is written there before the first."""
+    """What logs steps to <log_path>/sft_log; nothing is written there before the first.
+
+    The log of another recipe is refused; an earlier one of this recipe is replaced.
+    """
     with ExitStack() as stack:
         if TIME in cfg.runner.logger.log_path:
             cfg = in_folder(cfg, stack.enter_context(new_folder(cfg.runner.logger.log_path)))
-        cfg = in_folder(with_id(cfg, None), Path(cfg.runner.logger.log_path) / "sft")
-        stack.enter_context(locked(Path(cfg.runner.logger.log_path), logger.warning))
+        folder = Path(cfg.runner.logger.log_path) / SFT_LOG
+        cfg = in_folder(with_id(cfg, None), folder)
+        stack.enter_context(locked(folder, logger.warning))
+        run_of_recipe(cfg, folder)
 
         @cache
         def opened() -> MetricLogger:

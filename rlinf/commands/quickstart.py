@@ -24,6 +24,7 @@ from rlinf.demos.collect import collect_demos
 from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.probe import Probe
 from rlinf.envs.spec import env_spec, eval_trials
+from rlinf.errors import UserError
 from rlinf.metrics.console import showing_progress
 from rlinf.metrics.report import write_report
 from rlinf.metrics.run_log import RunLog
@@ -34,13 +35,15 @@ from rlinf.storage.atomic_folder import write_file
 from rlinf.storage.run_folder import holds_results
 from rlinf.training.sft import train_sft
 
+OUTPUTS = "quickstart.json"  # in the job's folder: the dataset and the policy that it makes
+
 
 def run_quickstart(seed: int, output: Path | None, overrides: list[str]) -> dict:
     """The whole job; everything it writes lies in `output`. Returns what summary.json holds.
 
     Without one it is logs/quickstart-seed<seed>, and the next free number of it where an earlier job has results.
     """
-    folder = output or _free_folder(Path("logs") / f"quickstart-seed{seed}")
+    folder = output.expanduser() if output is not None else _free_folder(Path("logs") / f"quickstart-seed{seed}")
     own = [
         f"runner.seed={seed}",
         f"runner.logger.log_path={folder}",
@@ -68,12 +71,12 @@ def _free_folder(folder: Path) -> Path:
 def _run(cfg: Config, seed: int, folder: Path, overrides: list[str]) -> dict:
     """The job itself, in a folder that is its own."""
     started = time.time()
-    again = (folder / "demos/meta/collect.json").is_file()  # an earlier run's; all of the folder is the job's own
+    again = _outputs_to_replace(cfg, folder)
     print("1/4  demonstrations by the scripted expert")
     with showing_progress():
-        dataset = collect_demos(cfg, overwrite=again)
+        dataset = collect_demos(cfg, overwrite=_dataset(cfg) in again)
         print("2/4  a weak policy by imitation")
-        weak = train_sft(cfg, overwrite=(folder / "sft/sft.json").is_file())
+        weak = train_sft(cfg, overwrite=_policy(cfg) in again)
     constant = _constant_action(cfg, dataset)
     print(f"     baseline, the demonstrations' mean action played open-loop: {constant}")
     print("3/4  PPO")
@@ -105,6 +108,29 @@ def _run(cfg: Config, seed: int, folder: Path, overrides: list[str]) -> dict:
         else ["rlinf", "report", str(folder)],
     )
     return summary
+
+
+def _outputs_to_replace(cfg: Config, folder: Path) -> list[Path]:
+    """Outputs of an earlier job in this folder that did not reach its end; refuses those that are somebody else's.
+
+    The folder keeps a list of what is the job's own, written before any of it.
+    """
+    file = folder / OUTPUTS
+    own = [Path(path) for path in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
+    outputs = {"collect.output": _dataset(cfg), "sft.output": _policy(cfg)}
+    for key, path in outputs.items():
+        if path not in own and path.is_dir() and any(path.iterdir()):
+            raise UserError(f"{key}={path} is not empty, and no quickstart in {folder} made it; choose another folder")
+    write_file(file, json.dumps(sorted(map(str, {*own, *outputs.values()}))))
+    return own
+
+
+def _dataset(cfg: Config) -> Path:
+    return Path(cfg.collect.output).resolve()
+
+
+def _policy(cfg: Config) -> Path:
+    return Path(cfg.sft.output).resolve()
 
 
 def _constant_action(cfg: Config, dataset: Path) -> Rate:

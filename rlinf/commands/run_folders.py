@@ -62,15 +62,21 @@ def evaluation_folder(cfg: Config) -> Iterator[Config]:
         if TIME in cfg.runner.logger.log_path:
             yield with_id(in_folder(cfg, stack.enter_context(new_folder(cfg.runner.logger.log_path))), None)
             return
-        folder, name = Path(cfg.runner.logger.log_path), cfg.runner.logger.experiment_name
-        record = read_record(folder)
-        if record is None and holds_results(folder):
-            raise UserError(f"runner.logger.log_path={folder} holds results without {RECORD}; {ANOTHER}")
-        if record is not None and record.name != name:
-            raise UserError(f"runner.logger.log_path={folder} holds {record}, not of {name}; {ANOTHER}")
+        folder = Path(cfg.runner.logger.log_path)
+        record = run_of_recipe(cfg, folder)
         if record is None:  # else the run may be writing; an evaluation only adds files and lines of its own
             stack.enter_context(locked(folder, logger.warning))
         yield with_id(cfg, None)
+
+
+def run_of_recipe(cfg: Config, folder: Path) -> RunRecord | None:
+    """The run in a folder, None for a folder without results; refuses one of another recipe."""
+    record, name = read_record(folder), cfg.runner.logger.experiment_name
+    if record is None and holds_results(folder):
+        raise UserError(f"runner.logger.log_path={folder} holds results without {RECORD}; {ANOTHER}")
+    if record is not None and record.name != name:
+        raise UserError(f"runner.logger.log_path={folder} holds {record}, not of {name}; {ANOTHER}")
+    return record
 
 
 def in_folder(cfg: Config, folder: Path | str) -> Config:

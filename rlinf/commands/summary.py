@@ -87,12 +87,18 @@ def collecting_command(config: str, overrides: Sequence[str]) -> list[str]:
 
 def exported_command(checkpoint: Path, policy: Path) -> list[str]:
     """Evaluates an exported policy under the settings of the run that `checkpoint` is of; without them, opens it."""
-    settings = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:6]]
+    folders = (checkpoint.absolute(), *checkpoint.absolute().parents[:6])
+    settings = [folder / "config.yaml" for folder in folders]
     found = next((path for path in settings if path.is_file() and (path.parent / "metrics.jsonl").is_file()), None)
     if found is None:
-        return ["python", "-c", f"import rlinf; print(rlinf.load_policy({str(policy)!r}).spec)"]
+        return opening_command(policy)
     log_path = unused(Path("logs") / f"{policy.name}-eval")
     return ["rlinf", "eval", str(found), f"runner.ckpt_path={policy}", f"runner.logger.log_path={log_path}"]
+
+
+def opening_command(policy: Path) -> list[str]:
+    """Opens a policy that no simulator is known for, and prints what it reads and gives."""
+    return ["python", "-c", f"import rlinf; print(rlinf.load_policy({str(policy)!r}).spec)"]
 
 
 def kept(overrides: Iterable[str], replaced: Sequence[str] = ()) -> list[str]:

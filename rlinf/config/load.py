@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlinf.envs.config import NO_SIMULATOR, EnvConfig
 from rlinf.envs.spec import env_options, env_spec, find_simulator
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, RunSettings, available_models, find_config, is_placeholder
+from rlinf.storage.redaction import FromEnvironment
 from rlinf.storage.step_checkpoint import newest_of_run, policy_folder
 from rlinf.typed import UnknownKeyError, convert, defaults_of, key_paths
 
@@ -55,8 +57,35 @@ def checked_config(composed: Composed, purpose: Purpose = "train", devices: Sequ
         raise UnknownKeyError(path, error.siblings, error.source, hint) from None
     if purpose == "sft" and get(composed.tree, "env.train") is ABSENT:
         cfg = _without_simulator(composed, cfg)
+    elif purpose in ("train", "eval", "collect", "bench") and _has_no_simulator(composed):
+        raise UserError(f"{composed.name} has no simulator: it has no block env.train; only `rlinf sft` takes it")
+    cfg = _at_home(cfg)
     check_config(cfg, purpose, devices)
     return cfg
+
+
+def _has_no_simulator(composed: Composed) -> bool:
+    return all(get(composed.tree, f"env.{name}") is ABSENT for name in ("train", "eval"))
+
+
+def _at_home(cfg: Config) -> Config:
+    """The same config with `~` replaced by the home folder in the paths that commands write to."""
+
+    def full(path: str) -> str:
+        found = os.path.expanduser(path)
+        return FromEnvironment(found, path.written) if isinstance(path, FromEnvironment) else found
+
+    def with_video(env: EnvConfig) -> EnvConfig:
+        return replace(env, video_cfg=replace(env.video_cfg, video_base_dir=full(env.video_cfg.video_base_dir)))
+
+    log = replace(cfg.runner.logger, log_path=full(cfg.runner.logger.log_path))
+    return replace(
+        cfg,
+        runner=replace(cfg.runner, logger=log),
+        collect=replace(cfg.collect, output=full(cfg.collect.output)),
+        sft=replace(cfg.sft, output=full(cfg.sft.output)),
+        env=replace(cfg.env, train=with_video(cfg.env.train), eval=with_video(cfg.env.eval)),
+    )
 
 
 def _innermost(tree: Tree, path: str) -> str:

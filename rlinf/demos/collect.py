@@ -46,7 +46,7 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print, ov
     """Play until every task has its successful episodes, or no attempts left; returns the dataset folder."""
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
-    check_output(folder, "collect.output", overwrite=overwrite)
+    check_output(folder, "collect.output", "dataset", overwrite=overwrite)
     with atomic_folder(folder, what=f"collect.output={folder}") as work:
         with (
             DatasetWriter(work, spec) as writer,

@@ -60,7 +60,7 @@ def record_rollouts(
 
     The held-out trials of evaluations are never played: a policy may learn from the dataset.
     """
-    check_output(output, "OUTPUT", overwrite=overwrite)
+    check_output(output, "OUTPUT", "dataset", overwrite=overwrite)
     env_cfg = replace(cfg.env.eval, ignore_terminations=False, video_cfg=VideoConfig())
     spec = env_spec(env_cfg, "env.eval")
     ids = spec.reset_ids["train"]

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from rlinf.errors import UserError, writing
 
@@ -17,6 +18,9 @@ TEMPORARY = ".tmp-"  # before the name of what is not complete
 REPLACED = ".old-"  # before the name of a folder whose successor takes its place; deleted once that is there
 _RENAME_EXCHANGE = 2  # of Linux's renameat2: both names exist before and after
 _AT_FDCWD = -100
+_OF_A_RUN = ("run.json", "run.lock", "metrics.jsonl", "checkpoints")  # never replaced
+# What shows that a folder is an earlier output of its kind: all names of one of the lines.
+_MARKS = {"dataset": (("meta/info.json",),), "policy": (("config.json", "*.safetensors"), ("sft.json",))}
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of file systems without locks
 
 
@@ -58,20 +62,34 @@ def atomic_folder(final: Path, *, what: str = "") -> Iterator[Path]:
         os.close(held)
 
 
-def check_output(output: Path, key: str, *, overwrite: bool, inputs: Mapping[str, str | Path] | None = None) -> None:
+def check_output(
+    output: Path,
+    key: str,
+    kind: Literal["dataset", "policy"],
+    *,
+    overwrite: bool,
+    inputs: Mapping[str, str | Path] | None = None,
+) -> None:
     """Refuse an output that holds something, before anything is computed for it; `key` names it in the error.
 
-    What `overwrite` would delete on the way is refused in any case: the current folder, and the command's `inputs`.
+    With `overwrite` an earlier output of its `kind` is replaced, and nothing else. What would be deleted on the way is
+    refused in any case: the current folder, and the command's `inputs`.
     """
     if output.resolve() == Path.cwd():
         raise UserError(f"{key}={output} is the current folder; name one inside it")
     for name, path in {"the current folder": Path.cwd(), **(inputs or {})}.items():
-        if Path(path).resolve().is_relative_to(output.resolve()):
+        if Path(path).expanduser().resolve().is_relative_to(output.resolve()):
             what = name if path == Path.cwd() else f"{name}={path}"
             raise UserError(f"{key}={output} holds {what}, which would be replaced; choose another folder")
     if output.exists() and not output.is_dir():
         raise UserError(f"{key}={output} is a file; choose another folder")
-    if not overwrite and output.is_dir() and any(output.iterdir()):
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if any((output / name).exists() for name in _OF_A_RUN):
+        raise UserError(f"{key}={output} is the folder of a run, which is never replaced; choose another folder")
+    if not any(all(any(output.glob(name)) for name in names) for names in _MARKS[kind]):
+        raise UserError(f"{key}={output} is not empty and holds no {kind} to replace; choose another folder")
+    if not overwrite:
         raise UserError(f"{key}={output} is not empty; choose another folder, or replace it with --overwrite")
 
 

@@ -201,7 +201,7 @@ def policy_folder(ckpt_path: str) -> Path | None:
     return inside if inside.is_dir() else folder if folder.is_dir() else None
 
 
-def newest_of_run(ckpt_path: str) -> Path | None:
+def newest_of_run(ckpt_path: str, key: str = "runner.ckpt_path") -> Path | None:
     """The last checkpoint saved below a run folder; None for any other path. UserError where it holds several runs'."""
     folder = Path(ckpt_path).expanduser()
     if not folder.is_dir() or NAME.search(folder.name) or (folder / "config.json").exists():
@@ -211,9 +211,9 @@ def newest_of_run(ckpt_path: str) -> Path | None:
     newest = {step.parent: step for step in sorted(saved, key=lambda step: Manifest.parse(step).saved_at)}
     if len(newest) > 1:
         listed = ", ".join(map(str, newest.values()))
-        raise UserError(f"runner.ckpt_path={ckpt_path} holds checkpoints of several runs; name one of {listed}")
+        raise UserError(f"{key}={ckpt_path} holds checkpoints of several runs; name one of {listed}")
     if not newest and (folder / "metrics.jsonl").exists():
-        raise UserError(f"runner.ckpt_path={ckpt_path} is a run folder without a checkpoint")
+        raise UserError(f"{key}={ckpt_path} is a run folder without a checkpoint")
     return next(iter(newest.values()), None)
 
 

@@ -59,12 +59,8 @@ def train_sft(
     `evaluate` gives a success rate every `sft.eval_interval` steps; by default the policy plays training layouts. An
     output that is not empty is refused, or replaced in one step at the end with `overwrite`.
     """
+    check_settings(cfg, overwrite=overwrite)
     sft, output = cfg.sft, Path(cfg.sft.output)
-    if sft.stop_at_success is not None and not sft.eval_interval:
-        raise UserError(f"sft.stop_at_success={sft.stop_at_success} needs evaluations: set sft.eval_interval")
-    if sft.stop_at_most is not None and (sft.stop_at_success is None or sft.stop_at_most <= sft.stop_at_success):
-        raise UserError(f"sft.stop_at_most={sft.stop_at_most} must be above sft.stop_at_success={sft.stop_at_success}")
-    check_output(output, "sft.output", overwrite=overwrite, inputs={"sft.dataset": sft.dataset})
     limit_threads(cfg)
     start = time.perf_counter()
     data = DemoDataset(find_dataset(sft.dataset, "sft.dataset"), sft.features)
@@ -92,6 +88,22 @@ def train_sft(
         }
         (folder / "sft.json").write_text(json.dumps(record, indent=1))
     return output
+
+
+def check_settings(cfg: Config, *, overwrite: bool, log: Path | None = None) -> None:
+    """Refuse an evaluation that cannot be, and an output that holds something to keep; `log` is the log's folder."""
+    sft = cfg.sft
+    if sft.stop_at_success is not None and not sft.eval_interval:
+        raise UserError(f"sft.stop_at_success={sft.stop_at_success} needs evaluations: set sft.eval_interval")
+    if sft.stop_at_most is not None and (sft.stop_at_success is None or sft.stop_at_most <= sft.stop_at_success):
+        raise UserError(f"sft.stop_at_most={sft.stop_at_most} must be above sft.stop_at_success={sft.stop_at_success}")
+    inputs = {
+        "sft.dataset": sft.dataset,
+        "actor.model.model_path": cfg.actor.model.model_path,
+        "runner.logger.log_path": log,
+    }
+    given = {name: path for name, path in inputs.items() if path}
+    check_output(Path(sft.output), "sft.output", "policy", overwrite=overwrite, inputs=given)
 
 
 def _fitted_model(cfg: Config, data: DemoDataset) -> ModelConfig:

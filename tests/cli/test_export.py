@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf.commands import jobs
+import rlinf
+from rlinf.commands import cli, jobs
 from rlinf.commands.export import export_policy, stored_settings
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
@@ -94,6 +95,16 @@ def test_a_lora_run_resumes_bit_equal(saved: Path, tmp_path: Path):
         a, b = load_file(once / file), load_file(twice / file)
         assert a.keys() == b.keys()
         assert all(torch.equal(a[name], b[name]) for name in a), file
+
+
+def test_a_run_folder_stands_for_its_newest_step(saved: Path, tmp_path: Path):
+    run = saved.parents[2]
+    assert (export_policy(run, tmp_path / "plain") / "model.safetensors").is_file()
+    assert rlinf.load_policy(run).spec == rlinf.load_policy(saved).spec
+    with pytest.raises(UserError, match=r"OUTPUT=.*toy_ppo_compact is the folder of a run"):
+        export_policy(tmp_path / "plain", saved.parents[1], overwrite=True)
+    with pytest.raises(UserError, match="--episodes needs --rollouts CONFIG"):
+        cli.export(saved, tmp_path / "out", episodes=3)
 
 
 def test_refusals(saved: Path, tmp_path: Path):

@@ -47,6 +47,14 @@ def test_the_next_command_keeps_what_decides_the_task_and_the_model() -> None:
     assert training == ["rlinf", "train", "toy", *shared, *batches, "actor.model.model_path=checkpoints/better"]
 
 
+def test_without_a_simulator_the_policy_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jobs, "sft", lambda cfg, *, overwrite: Path(cfg.sft.output))
+    cli.sft("own_data_sft", [f"sft.output={tmp_path}"])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next        python -c 'import rlinf; print(rlinf.")
+
+
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
     assert summary.unused(tmp_path / "demos") == tmp_path / "demos"
     for name in ("demos", "demos-2"):

@@ -403,3 +403,12 @@ def test_a_value_without_end_is_one_line() -> None:
     for value in ("[" * 500, "&a [*a]"):
         with pytest.raises(UserError, match=r"^command line: .*(nested too deeply|expand without end)"):
             load_config("toy_ppo_compact", [f"collect.tasks={value}"])
+
+
+def test_the_home_folder_in_paths_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    paths = ["runner.logger.log_path=~/runs", "collect.output=~/demos", "sft.output=~/policy"]
+    cfg = load_config("toy_ppo_compact", paths, devices=[0])
+    video = cfg.env.eval.video_cfg.video_base_dir
+    assert (cfg.runner.logger.log_path, video) == ("/home/me/runs", "/home/me/runs/video/eval")
+    assert (cfg.collect.output, cfg.sft.output) == ("/home/me/demos", "/home/me/policy")

@@ -30,6 +30,12 @@ class Answer:
         return [line.rstrip() for line in self.text.splitlines() if line.strip()]
 
 
+def row(answer: Answer, name: str) -> str:
+    """What a command's summary says under `name`."""
+    (line,) = [line for line in answer.lines if re.match(rf"{name} {{2,}}", line)]
+    return line.removeprefix(name).strip()
+
+
 def environment(columns: int = 100, **extra: str) -> dict[str, str]:
     """The variables of a shell in which this checkout is installed, with no GPU and a terminal of `columns`."""
     fixed = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": str(columns), "PYTHONPATH": str(REPO)}

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.journeys.terminal import Answer, types, types_in_terminal
+from tests.journeys.terminal import row, types, types_in_terminal
 
 SMALL = "env.train.total_num_envs=8 env.train.rollout_epoch=1 actor.micro_batch_size=32 actor.global_batch_size=32"
 FEW = "env.train.num_processes=1 env.eval.num_trials=4 env.eval.total_num_envs=4 env.eval.num_processes=1"
 TRAIN = f"rlinf train toy_ppo_compact runner.max_steps=2 {SMALL} {FEW}"
-
-
-def row(answer: Answer, name: str) -> str:
-    """What the summary says under `name`."""
-    (line,) = [line for line in answer.lines if re.match(rf"{name} {{2,}}", line)]
-    return line.removeprefix(name).strip()
 
 
 @pytest.mark.slow

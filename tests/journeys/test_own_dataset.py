@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.demos.lerobot_files import write_dataset
-from tests.journeys.terminal import types
+from tests.journeys.terminal import row, types
 
 SFT = "rlinf sft own_data_sft sft.dataset=data/arm sft.output=checkpoints/arm sft.steps=4 sft.batch_size=4 'runner.logger.logger_backends=[]'"  # noqa: E501
 
@@ -31,14 +31,15 @@ def test_videos_in_the_older_layout_become_a_policy(tmp_path: Path):
     )
     video.write_bytes(whole)
     answer = types(SFT, tmp_path)
-    assert (answer.status, answer.lines[-1]) == (0, "policy: checkpoints/arm")
+    assert (answer.status, row(answer, "policy")) == (0, "checkpoints/arm"), answer.text
     answer = types(SFT, tmp_path)
     assert answer.status == 2
     assert answer.lines[-1] == (
         "error: sft.output=checkpoints/arm is not empty; choose another folder, or replace it with --overwrite"
     )
     answer = types(f"{SFT} --overwrite && rlinf export checkpoints/arm checkpoints/plain", tmp_path)
-    assert (answer.status, answer.lines[-1]) == (0, "policy: checkpoints/plain")
+    assert answer.status == 0, answer.text
+    assert "policy      checkpoints/plain" in answer.lines
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["arm", "plain"]
 
 
@@ -48,6 +49,6 @@ def test_rollouts_become_a_dataset(tmp_path: Path):
     checkpoint = "run/toy_ppo_compact/checkpoints/global_step_1"
     few = "--rollouts toy_ppo_compact --episodes 3 env.eval.num_processes=1"
     answer = types(f"{train} && rlinf export {checkpoint} data/played {few}", tmp_path)
-    assert (answer.status, answer.lines[-1]) == (0, "dataset: data/played")
+    assert (answer.status, row(answer, "dataset")) == (0, "data/played"), answer.text
     answer = types(f"rlinf export {checkpoint} data/played --successes-only", tmp_path)
     assert (answer.status, answer.lines[-1]) == (2, "error: --successes-only needs --rollouts CONFIG")

@@ -145,7 +145,7 @@ def imitate(folder: Path) -> Path:
     own += [f"runner.logger.log_path={folder}", "runner.logger.logger_backends=[]"]
     jobs.collect(load_config("toy_ppo_compact", own, purpose="collect"))
     jobs.sft(load_config("toy_ppo_compact", own, purpose="sft"))
-    return folder / "sft"
+    return folder / "sft_log"
 
 
 def train(folder: Path, row: Logged, values: Mapping[str, Any]) -> Path:

@@ -95,15 +95,24 @@ def test_what_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     (tmp_path / "empty").mkdir()
-    check_output(tmp_path / "empty", "OUTPUT", overwrite=False)
-    check_output(tmp_path / "absent", "OUTPUT", overwrite=False)
-    check_output(tmp_path / "full", "OUTPUT", overwrite=True)
+    check_output(tmp_path / "empty", "OUTPUT", "policy", overwrite=False)
+    check_output(tmp_path / "absent", "OUTPUT", "policy", overwrite=False)
+    with pytest.raises(UserError, match=r"OUTPUT=.*full is not empty and holds no policy to replace"):
+        check_output(tmp_path / "full", "OUTPUT", "policy", overwrite=True)
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "full" / file).touch()
+    check_output(tmp_path / "full", "OUTPUT", "policy", overwrite=True)
+    with pytest.raises(UserError, match=r"OUTPUT=.*full is not empty and holds no dataset to replace"):
+        check_output(tmp_path / "full", "OUTPUT", "dataset", overwrite=True)
     with pytest.raises(UserError, match=r"OUTPUT=.*full is not empty; choose another folder, or replace it with --ov"):
-        check_output(tmp_path / "full", "OUTPUT", overwrite=False)
+        check_output(tmp_path / "full", "OUTPUT", "policy", overwrite=False)
     with pytest.raises(UserError, match=r"OUTPUT=.*file is a file"):
-        check_output(tmp_path / "full/file", "OUTPUT", overwrite=True)
+        check_output(tmp_path / "full/file", "OUTPUT", "policy", overwrite=True)
     with pytest.raises(UserError, match=r"sft\.output=.* holds sft\.dataset=.*full, which would be replaced"):
-        check_output(tmp_path, "sft.output", overwrite=True, inputs={"sft.dataset": tmp_path / "full"})
+        check_output(tmp_path, "sft.output", "policy", overwrite=True, inputs={"sft.dataset": tmp_path / "full"})
+    (tmp_path / "full/checkpoints").mkdir()
+    with pytest.raises(UserError, match=r"OUTPUT=.*full is the folder of a run, which is never replaced"):
+        check_output(tmp_path / "full", "OUTPUT", "policy", overwrite=True)
     monkeypatch.chdir(tmp_path / "full")
     with pytest.raises(UserError, match=r"OUTPUT=.* holds the current folder, which would be replaced"):
-        check_output(tmp_path, "OUTPUT", overwrite=True)
+        check_output(tmp_path, "OUTPUT", "policy", overwrite=True)

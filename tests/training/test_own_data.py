@@ -91,15 +91,35 @@ def test_names_are_mapped_on_the_command_line(tmp_path: Path):
 def test_a_refused_command_leaves_the_curve_of_an_earlier_one(tmp_path: Path):
     write_dataset(tmp_path / "own", "v3.0", video=False)
     jobs.sft(config(tmp_path))
-    curve = (tmp_path / "sft/metrics.jsonl").read_text()
+    curve = (tmp_path / "sft_log/metrics.jsonl").read_text()
     assert curve
     with pytest.raises(UserError, match=r"policy is not empty; choose another folder, or replace it with --overwrite"):
         jobs.sft(config(tmp_path))
     (tmp_path / "own/meta/info.json").write_text("")
     with pytest.raises(UserError, match="is damaged"):
         jobs.sft(config(tmp_path), overwrite=True)
-    assert (tmp_path / "sft/metrics.jsonl").read_text() == curve
+    assert (tmp_path / "sft_log/metrics.jsonl").read_text() == curve
     assert (tmp_path / "policy/model.safetensors").is_file()
+
+
+def test_the_log_is_neither_replaced_nor_mixed_with_that_of_another_recipe(tmp_path: Path):
+    write_dataset(tmp_path / "own", "v3.0", video=False)
+    log = f"runner.logger.log_path={tmp_path / 'lg'}"
+    for output in ("lg", "lg/sft_log"):
+        with pytest.raises(UserError, match=r"sft\.output=.* holds runner\.logger\.log_path=.*lg/sft_log, which"):
+            jobs.sft(config(tmp_path, log, f"sft.output={tmp_path / output}"), overwrite=True)
+    inside = [f"sft.output={tmp_path / 'lg/sft'}", f"actor.model.model_path={tmp_path / 'lg/sft'}"]
+    jobs.sft(config(tmp_path, log, f"sft.output={tmp_path / 'lg/sft'}"))
+    with pytest.raises(UserError, match=r"lg/sft_log holds run .* of own_data_sft, .*, not of other; choose another"):
+        jobs.sft(config(tmp_path, log, "runner.logger.experiment_name=other"))
+    with pytest.raises(UserError, match=r"sft\.output=.* holds actor\.model\.model_path=.*lg/sft, which would"):
+        jobs.sft(config(tmp_path, log, *inside), overwrite=True)
+
+
+def test_commands_that_need_a_simulator_say_so():
+    for purpose in ("train", "eval", "collect"):
+        with pytest.raises(UserError, match="own_data_sft has no simulator"):
+            load_config("own_data_sft", purpose=purpose, devices=[0])
 
 
 def test_a_simulators_recipe_keeps_its_own_dimensions():

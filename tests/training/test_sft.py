@@ -213,8 +213,9 @@ def test_refusals(dataset: Path, tmp_path: Path) -> None:
         train_sft(config(dataset, tmp_path / "sft", eval_interval=5, stop_at_success=0.3, stop_at_most=0.2))
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.txt").touch()
-    with pytest.raises(UserError, match=r"sft\.output=.*precious is not empty; choose another folder, or replace it"):
-        train_sft(config(dataset, tmp_path / "precious"))
+    with pytest.raises(UserError, match=r"sft\.output=.*precious is not empty and holds no policy to replace"):
+        train_sft(config(dataset, tmp_path / "precious"), overwrite=True)
+    assert (tmp_path / "precious" / "thesis.txt").is_file()
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"sft\.output=.*file/sft cannot be written: Not a directory"):
         train_sft(config(dataset, tmp_path / "file" / "sft"))
