@@ -114,7 +114,9 @@ def test_commands_load(line: Line) -> None:
         settings = [s for s in settings if not s.startswith(OF_AN_EARLIER_COMMAND)]
         if command == "eval":
             settings.append("runner.only_eval=true")
-        purpose = "collect" if command in ("collect", "sft") else "plan"
+        purpose = command if command in ("collect", "sft") else "plan"
+        if command == "sft":  # weights are not here
+            settings += ["actor.model.size=compact", "actor.model.model_path=null"]
         load_config(name, settings, purpose=purpose, devices=machine(name, settings))
     elif command == "bench":
         name, *settings = [word for word in arguments if not word.startswith("-")]
