@@ -119,7 +119,7 @@ def test_no_id_is_played_twice_when_they_run_out(tmp_path: Path, monkeypatch: py
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "demos").mkdir()
     (tmp_path / "demos/notes.txt").touch()
-    with pytest.raises(UserError, match=r"collect\.output=.*demos is not empty; choose another folder, or replace it"):
+    with pytest.raises(UserError, match=r"collect\.output=.*demos is not empty and holds no dataset to replace"):
         collect_demos(config(tmp_path))
 
 
