@@ -283,7 +283,8 @@ def make(machine: Machine, *arguments: str) -> subprocess.CompletedProcess[str]:
     (machine.folder / "rlinf").write_text("#!/bin/sh\n")
     (machine.folder / "rlinf").chmod(0o755)
     command = ["make", *arguments, f"PYTHON={machine.folder}/python", "VENV=.venv"]
-    env = {**os.environ, "CALLS": str(machine.folder / "calls")}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
+    env = {**outside, "CALLS": str(machine.folder / "calls")}
     program.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(machine.folder / "rlinf", program)
     python = machine.folder / ".venv/bin/python"

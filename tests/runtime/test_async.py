@@ -95,6 +95,7 @@ def test_rollout_and_actor_may_share_their_accelerators():
     assert groups_without_nccl(plan) == {"sync"}  # actor 0 and rollout 0 use one accelerator
 
 
+@pytest.mark.slow
 def test_copies_that_are_synced_less_often_are_told_apart_too(tmp_path, ray_address):
     """Every other rollout acts with the weights before the last update, around which the loss must not clip."""
     settings = ["runner.weight_sync_interval=2", "algorithm.loss_type=decoupled_actor_critic", "runner.max_epochs=4"]
