@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,12 @@ from rlinf.placement.plan import Mode, Plan
 from rlinf.progress import report
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
+from rlinf.runtime.stop_signals import stop_on_signals
 from rlinf.storage.step_checkpoint import config_hash, find_resume, new_checkpoint, read_progress
 from rlinf.workers.actor import ActorWorker
 from rlinf.workers.env import EnvWorker
 from rlinf.workers.rollout import RolloutWorker
 
-STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that end training after the running step
-SAME_STOP = 1.0  # seconds in which a further SIGINT is taken for the first: `timeout` signals a process and its group
 STARTING = {"env": "starting the environments", "rollout": "loading the policy", "actor": "preparing the optimiser"}
 
 
@@ -64,7 +61,7 @@ class Runner:
         self.start_simulators("train")
         self.watch.start(self.global_step, self.total_steps)
         self.times, self.bytes = {}, dict.fromkeys(self.bytes, 0)
-        with self._stop_on_signals():
+        with stop_on_signals(self._request_stop):
             while self.global_step < self.total_steps and not self.stop_requested:
                 self.usage()  # setting up, loading and saving belong to no step
                 with self.timed("step"):
@@ -264,37 +261,6 @@ class Runner:
     def _episodes(self) -> list[EpisodeRecord]:
         return [e for rank in self.cluster.get(self.env.call("drain_episodes")) for e in rank]
 
-    @contextmanager
-    def _stop_on_signals(self) -> Iterator[None]:
-        """Let SIGTERM, SIGHUP and Ctrl-C end training after the running step, which is saved; a second Ctrl-C,
-        SAME_STOP later, does not wait for that. Signals that this process was told to ignore (nohup) stay ignored."""
-        interrupted: float | None = None  # when the first SIGINT came
-
-        def request(number: int, _: object) -> None:
-            nonlocal interrupted
-            if number == signal.SIGINT and interrupted is not None:
-                if time.monotonic() - interrupted >= SAME_STOP:
-                    signal.signal(number, before[number])  # it is dealt with as outside of training
-                    signal.raise_signal(number)
-                return
-            if number == signal.SIGINT:
-                interrupted = time.monotonic()
-            if not self.stop_requested:
-                self.stop_signal = signal.Signals(number)
-                self.stop_requested = True
-            again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
-            with suppress(OSError):  # not print: the signal may have come in the midst of one
-                text = f"\n{signal.Signals(number).name}: finishing and saving this step{again}\n"
-                os.write(2, text.encode())
-
-        before: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            before = {number: signal.getsignal(number) for number in STOPS}
-        before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-        for number in before:
-            signal.signal(number, request)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _request_stop(self, number: signal.Signals) -> None:
+        if not self.stop_requested:
+            self.stop_signal, self.stop_requested = number, True

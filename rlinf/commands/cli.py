@@ -136,7 +136,9 @@ def _evaluate(cfg: Config, config: str, settings: list[str], started: float) -> 
     if cfg.runner.eval_expert:
         next_command = summary.collecting_command(config, settings)
     elif trained is not None and Path(trained).expanduser().is_dir():
-        output = summary.unused(Path("checkpoints") / Path(config).stem)
+        from rlinf.storage.atomic_folder import first_free
+
+        output = first_free(Path("checkpoints") / Path(config).stem)
         next_command = ["rlinf", "export", trained, str(output)]
     else:
         next_command = summary.training_command(config, settings)

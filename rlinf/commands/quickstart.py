@@ -6,7 +6,6 @@ before and after on the same held-out layouts in the same mode.
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from dataclasses import asdict, replace
@@ -31,7 +30,7 @@ from rlinf.metrics.run_log import RunLog
 from rlinf.metrics.stats import Rate
 from rlinf.runner import Runner
 from rlinf.runtime.cluster import check_backend
-from rlinf.storage.atomic_folder import write_file
+from rlinf.storage.atomic_folder import first_free, write_file
 from rlinf.storage.run_folder import holds_results
 from rlinf.training.sft import train_sft
 
@@ -60,11 +59,9 @@ def run_quickstart(seed: int, output: Path | None, overrides: list[str]) -> dict
 
 def _free_folder(folder: Path) -> Path:
     """The folder, or `<folder>-2` and so on where it holds the results of an earlier job."""
-    if not holds_results(folder):
-        return folder
-    others = (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2))
-    free = next(other for other in others if not holds_results(other))
-    print(f"{folder} holds an earlier quickstart; this one writes to {free}")
+    free = first_free(folder, holds_results)
+    if free != folder:
+        print(f"{folder} holds an earlier quickstart; this one writes to {free}")
     return free
 
 

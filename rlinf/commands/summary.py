@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from rlinf.config.schema import Config
 from rlinf.metrics.run_log import RunLog
 from rlinf.metrics.stats import Rate
+from rlinf.storage.atomic_folder import first_free
 
 # Settings of one command that the next one has no use for: how long it runs, and where it reads and writes.
 NEW_LINE = "\n"
@@ -76,13 +76,19 @@ def continuing_command(config: str, overrides: Sequence[str]) -> list[str]:
 
 def imitation_command(config: str, overrides: Sequence[str], dataset: Path) -> list[str]:
     """Imitates `dataset`."""
-    output = unused(Path("checkpoints") / Path(config).stem)
+    output = first_free(Path("checkpoints") / Path(config).stem)
     return ["rlinf", "sft", config, *kept(overrides), f"sft.dataset={dataset}", f"sft.output={output}"]
 
 
 def collecting_command(config: str, overrides: Sequence[str]) -> list[str]:
     """Collects demonstrations of the same simulator."""
-    return ["rlinf", "collect", config, *kept(overrides), f"collect.output={unused(Path('data') / Path(config).stem)}"]
+    return [
+        "rlinf",
+        "collect",
+        config,
+        *kept(overrides),
+        f"collect.output={first_free(Path('data') / Path(config).stem)}",
+    ]
 
 
 def exported_command(checkpoint: Path, policy: Path) -> list[str]:
@@ -92,7 +98,7 @@ def exported_command(checkpoint: Path, policy: Path) -> list[str]:
     found = next((path for path in settings if path.is_file() and (path.parent / "metrics.jsonl").is_file()), None)
     if found is None:
         return opening_command(policy)
-    log_path = unused(Path("logs") / f"{policy.name}-eval")
+    log_path = first_free(Path("logs") / f"{policy.name}-eval")
     return ["rlinf", "eval", str(found), f"runner.ckpt_path={policy}", f"runner.logger.log_path={log_path}"]
 
 
@@ -106,12 +112,6 @@ def kept(overrides: Iterable[str], replaced: Sequence[str] = ()) -> list[str]:
     names = {text: text.partition("=")[0].lstrip("+~") for text in overrides}
     own = ("runner.", "sft.", "collect.")
     return [t for t, n in names.items() if (n in KEPT_OF_RUNNER or not n.startswith(own)) and n not in replaced]
-
-
-def unused(path: Path) -> Path:
-    """The path, or the first of `path-2`, `path-3`, ... that does not exist."""
-    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(p for p in itertools.chain([path], others) if not p.exists())
 
 
 def newest_video(cfg: Config, started: float) -> Path | None:

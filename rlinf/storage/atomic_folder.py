@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -45,7 +46,8 @@ def atomic_folder(final: Path, *, what: str = "") -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{what} cannot be written: {error.strerror}") from error
     try:
-        _lock(held, what)
+        if try_lock(held) is False:
+            raise UserError(f"{what} is being written by another process; wait for it, or choose another folder")
         try:
             with writing(what):
                 for leftover in work.iterdir():  # of a process that was killed
@@ -93,15 +95,23 @@ def check_output(
         raise UserError(f"{key}={output} is not empty; choose another folder, or replace it with --overwrite")
 
 
-def _lock(held: int, what: str) -> None:
-    """Hold the open folder until it is closed, so that two processes never fill it at once."""
+def try_lock(descriptor: int) -> bool | None:
+    """Lock an open file or folder until it is closed, without waiting; None on file systems without locks."""
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UserError(f"{what} is being written by another process; wait for it, or choose another folder") from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+        return None
+    return True
+
+
+def first_free(path: Path, taken: Callable[[Path], bool] = Path.exists) -> Path:
+    """The path, or the first of `path-2`, `path-3`, ... that is not taken."""
+    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(p for p in itertools.chain([path], others) if not taken(p))
 
 
 def _put_in_place(work: Path, final: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import secrets
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
-from rlinf.storage.atomic_folder import make_folder, write_file
+from rlinf.storage.atomic_folder import make_folder, try_lock, write_file
 from rlinf.storage.provenance import describe_process, describe_start, now
 from rlinf.storage.redaction import redacted
 
@@ -128,7 +126,9 @@ def _acquire(path: Path, warn: Callable[[str], None]) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             holder = _holder(descriptor)
-            free = _flock(descriptor)
+            free = try_lock(descriptor)
+            if free is None:  # no locks here: whether the process that is named is gone
+                free = holder is None or holder["pid"] == os.getpid() or not Path(f"/proc/{holder['pid']}").exists()
             if not free or (holder and holder["host"] != socket.gethostname()):
                 who = _describe(holder) if holder else "another process"
                 hint = f"; if that run is over, delete {path}" if free else ""
@@ -142,20 +142,6 @@ def _acquire(path: Path, warn: Callable[[str], None]) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its holder deleted it meanwhile
-
-
-def _flock(descriptor: int) -> bool:
-    """Lock an open file, without waiting; on file systems without locks, whether the process it names is gone."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
-        holder = _holder(descriptor)
-        return holder is None or holder["pid"] == os.getpid() or not Path(f"/proc/{holder['pid']}").exists()
-    return True
 
 
 def _holder(descriptor: int) -> dict[str, Any] | None:

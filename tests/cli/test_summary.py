@@ -11,6 +11,7 @@ import pytest
 
 from rlinf.commands import cli, jobs, summary
 from rlinf.runner import Runner
+from rlinf.storage.atomic_folder import first_free
 from tests.runs import toy_config
 
 TINY = ("env.train.total_num_envs=4", "env.train.num_processes=1", "env.train.rollout_epoch=1", "runner.max_epochs=1")
@@ -56,10 +57,10 @@ def test_without_a_simulator_the_policy_is_opened(
 
 
 def test_a_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
-    assert summary.unused(tmp_path / "demos") == tmp_path / "demos"
+    assert first_free(tmp_path / "demos") == tmp_path / "demos"
     for name in ("demos", "demos-2"):
         (tmp_path / name).mkdir()
-    assert summary.unused(tmp_path / "demos") == tmp_path / "demos-3"
+    assert first_free(tmp_path / "demos") == tmp_path / "demos-3"
 
 
 def test_the_last_step_is_saved_unless_told_otherwise(tmp_path: Path) -> None:

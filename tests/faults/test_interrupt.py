@@ -16,6 +16,7 @@ import pytest
 from rlinf.commands.jobs import train_to_the_end
 from rlinf.config.derived import make_plan
 from rlinf.runner import Runner
+from rlinf.runtime.stop_signals import stop_on_signals
 from tests.conftest import REPO
 from tests.runs import children, leaked, make_runner, toy_config, wait_gone
 
@@ -92,10 +93,10 @@ def test_signals_of_one_moment_are_one_and_a_later_one_does_not_wait(monkeypatch
     """`timeout -s INT` signals its child and then its group, which the child is in."""
     runner, clock, outside = Runner.__new__(Runner), [0.0], []
     runner.stop_requested = False
-    monkeypatch.setattr("rlinf.runner.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("rlinf.runtime.stop_signals.time.monotonic", lambda: clock[0])
     before = signal.signal(signal.SIGINT, lambda *_: outside.append(clock[0]))
     try:
-        with runner._stop_on_signals():
+        with stop_on_signals(runner._request_stop):
             for clock[0] in (100.0, 100.02, 102.0):
                 signal.raise_signal(signal.SIGINT)
         assert runner.stop_requested

@@ -333,7 +333,7 @@ def test_what_is_no_evaluation_is_left_out_of_the_report(text: str, trained: Pat
 
 
 # ---------------------------------------------------------------- paths that lead elsewhere
-@pytest.mark.parametrize("name", ["../../../x", "/tmp/x", "..", "a/../b", "''", ".", "a/b/c"])
+@pytest.mark.parametrize("name", ["../../../x", "/elsewhere/x", "..", "a/../b", "''", ".", "a/b/c"])
 def test_an_experiment_stays_below_its_log_path(name: str) -> None:
     with pytest.raises(UserError, match="must name a folder below"):
         config(None, f"runner.logger.experiment_name={name}")

@@ -31,6 +31,7 @@ from rlinf.models.openpi import flow, prefix_cache
 from rlinf.models.openpi.architecture import VLM, Architecture
 from rlinf.models.openpi.config import Config
 from rlinf.models.openpi.heads import NoiseHead, make_value_head
+from rlinf.models.openpi.imitation import flow_matching
 from rlinf.models.openpi.model import PiNet, Prefix
 from rlinf.models.openpi.processor import Inputs, Processor
 from rlinf.models.openpi.prompts import load_tokenizer
@@ -285,19 +286,12 @@ class Policy(PretrainedPolicy):
 
     def _imitation(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Flow matching as a function of tensors, which a GPU records: the loss, and the mean image token [B, W]."""
-        draws, eps, t = given["t"].shape[1], given["eps"].flatten(0, 1), given["t"].flatten()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_vlm):
             prefix = self.prefix(given["images"], given["tokens"], given.get("valid"), output=False)
             assert prefix.image_tokens is not None
             image_token = prefix.image_tokens.mean(1).float()
-            prefix = self.net.repeat(prefix, draws)
-        target, state = given["target"].repeat_interleave(draws, 0), given.get("state")
-        state = None if state is None else state.repeat_interleave(draws, 0)
-        x = t[:, None, None] * eps + (1 - t[:, None, None]) * target
-        velocity = self.net.velocity(self.net.suffix(prefix, state, x, self.net.times(t)))
-        errors = (velocity - (eps - target)).square().mean(-1)  # [B x draws, H]
-        is_target = given["is_target"].repeat_interleave(draws, 0)
-        return (errors * is_target).sum() / is_target.sum(), image_token
+        learned = {name: given[name] for name in ("target", "is_target", "eps", "t")}
+        return flow_matching(self.net, prefix, given.get("state"), **learned), image_token
 
     @property
     def relative_actions(self) -> bool:
