@@ -17,7 +17,7 @@ from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec, num_trials
 from rlinf.errors import UserError
 from rlinf.metrics.episode_summary import evaluation_metrics, summarise
-from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
+from rlinf.metrics.phases import Usage, evaluation_seconds, overlap_line, step_metrics
 from rlinf.metrics.run_log import RunListener
 from rlinf.placement.plan import Mode, Plan
 from rlinf.progress import report
@@ -61,6 +61,7 @@ class Runner:
         self.start_simulators("train")
         self.watch.start(self.global_step, self.total_steps)
         self.times, self.bytes = {}, dict.fromkeys(self.bytes, 0)
+        first_step = self.global_step
         with stop_on_signals(self._request_stop):
             while self.global_step < self.total_steps and not self.stop_requested:
                 self.usage()  # setting up, loading and saving belong to no step
@@ -74,6 +75,8 @@ class Runner:
                 times, self.times = self.times, {}
                 metrics |= step_metrics(self.plan, times, used, evaluating, env_steps=metrics["env/steps"])
                 self.watch.log(self.global_step, metrics)
+                if self.global_step == first_step + 1:
+                    self._tell_stages(metrics)
                 if self.cfg.runner.save_interval > 0 and self.global_step % self.cfg.runner.save_interval == 0:
                     self.save()  # after the log line: a resumed run's metrics.jsonl then lacks nothing
             wanted = self.stop_requested or self.cfg.runner.save_last  # the loop ended, whenever a signal came
@@ -248,6 +251,12 @@ class Runner:
             if ranks != len(self.plan.env):
                 raise UserError(f"checkpoint {folder} was made with {ranks} env ranks, not {len(self.plan.env)}")
         return folder
+
+    def _tell_stages(self, metrics: dict[str, float]) -> None:
+        """Say what the pipeline stages brought, where nobody has asked for them."""
+        in_turn = self.cfg.runner.max_staleness == 0  # beside updates, the rollout's length is not measured
+        if self.cfg.rollout.pipeline_stage_num == "auto" and self.plan.stages > 1 and in_turn:
+            self.watch.note(overlap_line(self.plan.stages, metrics))
 
     def _evaluation_due(self) -> bool:
         interval = self.cfg.runner.val_check_interval

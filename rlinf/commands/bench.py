@@ -51,6 +51,9 @@ class Recorder:
     ) -> None:
         pass
 
+    def note(self, message: str) -> None:
+        print(message)
+
     def warn(self, message: str) -> None:
         print(f"warning: {message}")
 
@@ -107,9 +110,9 @@ def bench_config(cfg: Config, steps: int, folder: str) -> Config:
     return replace(cfg, runner=runner)
 
 
-def measure(cfg: Config, plan: Plan) -> list[dict[str, float]]:
+def measure(cfg: Config, plan: Plan, recorder: Recorder | None = None) -> list[dict[str, float]]:
     """The metrics of every step."""
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     runner = jobs.make_runner(cfg, plan, recorder)
     try:
         jobs.train_to_the_end(runner)

@@ -41,6 +41,7 @@ LOOP: dict[str, tuple[str, tuple[str, ...]]] = {
     "rollout": ("generate", ("predict", "finish")),
 }
 STRAGGLER = 1.5  # times the median of its role's ranks
+WORTH_OVERLAPPING = 0.05  # of the rollout: what stages must save to be worth their smaller batches
 WORTH_NAMING = 0.01  # of the step: what a straggler must cost to be called one
 
 
@@ -72,6 +73,20 @@ def step_metrics(
         "time/env_steps_per_second": env_steps / rollout_seconds,
         "messages/bytes": float(used.bytes_moved),
     }
+
+
+def overlap_line(stages: int, metrics: Mapping[str, float]) -> str:
+    """What a step's pipeline stages came to, in words: the seconds of its rollout that two sides worked at once."""
+    simulators, policy = metrics["time/env/interact"], metrics["time/rollout/generate"]
+    rollout = metrics["time/generate_rollouts"]
+    overlap = max(0.0, simulators + policy - rollout)
+    sides = f"simulators {simulators:.1f} s, policy {policy:.1f} s, both in {rollout:.1f} s"
+    if overlap > WORTH_OVERLAPPING * rollout:
+        return f"{stages} pipeline stages, chosen because the policy has an accelerator: {sides} of the first rollout"
+    return (
+        f"{stages} pipeline stages brought little in the first rollout ({sides}): "
+        "try rollout.pipeline_stage_num=1, whose batches are larger"
+    )
 
 
 def evaluation_seconds(evaluating: Usage) -> dict[str, float]:

@@ -40,6 +40,8 @@ class RunListener(Protocol):
         self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
     ) -> None: ...
 
+    def note(self, message: str) -> None: ...
+
     def warn(self, message: str) -> None: ...
 
     def close(self) -> None: ...
@@ -138,6 +140,9 @@ class RunLog:
             self.console.say(f"  {name:<30} {task}")
         for name, value in own.items():
             self.console.say(f"  {guide_name(name):<44} {value if isinstance(value, Rate) else f'{value:.3f}'}")
+
+    def note(self, message: str) -> None:
+        self.console.say(message)
 
     def warn(self, message: str) -> None:
         self.console.say(f"warning: {message}")

@@ -6,7 +6,7 @@ import pytest
 
 from rlinf.data.layout import EnvLayout
 from rlinf.metrics.names import METRICS, expand
-from rlinf.metrics.phases import METHODS, Usage, idle_shares, step_metrics, stragglers, worker_seconds
+from rlinf.metrics.phases import METHODS, Usage, idle_shares, overlap_line, step_metrics, stragglers, worker_seconds
 from rlinf.placement.grammar import Slot
 from rlinf.placement.plan import Plan
 
@@ -99,3 +99,12 @@ def test_stragglers_are_named(ranks: list[float], named: list[str]) -> None:
     slots = {"env": (Slot(0, ()),) * len(ranks), "rollout": TWO.rollout, "actor": TWO.actor}
     metrics = step_metrics(plan_of(**slots), TIMES, Usage(busy), None, env_steps=1)
     assert stragglers(metrics) == named
+
+
+def test_a_run_says_what_its_pipeline_stages_brought() -> None:
+    sides = {"time/env/interact": 4.0, "time/rollout/generate": 6.0}
+    assert overlap_line(2, {**sides, "time/generate_rollouts": 6.5}) == (
+        "2 pipeline stages, chosen because the policy has an accelerator: "
+        "simulators 4.0 s, policy 6.0 s, both in 6.5 s of the first rollout"
+    )
+    assert "try rollout.pipeline_stage_num=1" in overlap_line(2, {**sides, "time/generate_rollouts": 10.0})
