@@ -8,7 +8,8 @@ measured steps it prints the median seconds of each phase, how the step compares
 policy and update, each counted while it works), samples per second of the update, how much of the device's arithmetic
 the step uses (MFU), how many tasks the simulators built, and the most memory that was held.
 
---trace takes one more step with every kernel traced, and prints the share of it in which no kernel of this process ran.
+--trace takes one more step with every kernel traced, and prints the share of a step in which no kernel of this process
+runs; tracing makes the step longer, so the seconds with kernels are also compared with a step that was not traced.
 --plain also measures an eighth of the step the plain way: one stage, kernels launched one by one, every prefix computed
 again in every pass of the update.
 """
@@ -53,7 +54,8 @@ class Tracer(Recorder):
 
     def __init__(self, steps: int) -> None:
         super().__init__()
-        self.last, self.begun, self.idle_share = steps, 0.0, 1.0
+        self.last, self.begun = steps, 0.0
+        self.seconds = self.busy = 0.0  # of the traced step, and those with a kernel
         self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -63,9 +65,9 @@ class Tracer(Recorder):
             self.begun = time.perf_counter()
         elif step == self.last:
             torch.cuda.synchronize()
-            seconds = time.perf_counter() - self.begun
+            self.seconds = time.perf_counter() - self.begun
             self.profile.stop()
-            self.idle_share = 1.0 - busy_seconds(self.profile) / seconds
+            self.busy = busy_seconds(self.profile)
 
 
 def busy_seconds(profile: torch.profiler.profile) -> float:
@@ -106,7 +108,11 @@ def main() -> None:
     print("\n".join(table(plan, median, given.steps)))
     lines = findings(cfg, median)
     if tracer is not None:
-        lines.append(f"no kernel of this process ran in {tracer.idle_share:.1%} of a step whose kernels were traced")
+        idle, traced = 1 - tracer.busy / median["time/step"], 1 - tracer.busy / tracer.seconds
+        lines.append(
+            f"kernels of this process run for {tracer.busy:.1f} s: none runs in {idle:.1%} of the step "
+            f"(in {traced:.1%} of the {tracer.seconds:.1f} s that the step takes while it is traced)"
+        )
     if given.plain:
         _, _, plain, _ = take_steps(given.recipe, [*overrides, *PLAIN, *share_of_step(cfg, PLAIN_SHARE)], 2)
         lines.append(beside_plain(median, plain[-1]))

@@ -73,6 +73,7 @@ def test_the_first_row_is_the_training_set_of_main() -> None:
     assert set(shape.reset_ids["eval"][:64]) <= set(spec(Options()).reset_ids["eval"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("maniskill_path")
 def test_one_command_fills_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [*TINY, f"runner.logger.log_path={tmp_path}", "runner.eval_expert=true", f"env.eval.num_trials={ROWS}"]

@@ -86,7 +86,9 @@ def visit(env_id: str, obj_set: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("env_id", ENV_IDS)
+@pytest.mark.parametrize(
+    "env_id", [ENV_IDS[0], *(pytest.param(env_id, marks=pytest.mark.slow) for env_id in ENV_IDS[1:])]
+)
 def test_every_id_resets_steps_and_draws(run: Run, env_id: str) -> None:
     seen = run(visit, env_id, "test")
     assert (seen["limit"], seen["action_space"]) == (80, (7,))

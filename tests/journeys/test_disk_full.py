@@ -16,6 +16,7 @@ TRAIN = (
 )
 
 
+@pytest.mark.slow
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     answer = types(f"ulimit -f 1000; {TRAIN} runner.logger.log_path=run", tmp_path)
     assert answer.status == 6

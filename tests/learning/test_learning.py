@@ -40,6 +40,7 @@ def test_learns(tmp_path, name):
     assert gain(success(tmp_path, name)) >= 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["toy_ppo_compact", "toy_grpo_compact"])
 def test_a_flipped_advantage_unlearns(tmp_path, name, monkeypatch):
     def flipped(*args, **kwargs):

@@ -25,10 +25,12 @@ def gain(folder, name: str, steps: int, *overrides: str) -> float:
     return (sum(curve[-3:]) - sum(curve[:3])) / 3
 
 
+@pytest.mark.slow
 def test_oft_learns_by_grpo(tmp_path):
     assert gain(tmp_path, "toy_grpo_openvlaoft_compact", 9) >= 0.1
 
 
+@pytest.mark.slow
 def test_openvla_learns_by_ppo(tmp_path):
     assert gain(tmp_path, "toy_ppo_openvla_compact", 8, "algorithm.sampling_params.temperature_train=3") >= 0.1
 

@@ -43,6 +43,7 @@ def test_things_of_another_package_train_two_steps(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*/checkpoints/global_step_2/actor/model/model.safetensors"))
 
 
+@pytest.mark.slow
 def test_entry_points_give_them_short_names(tmp_path: Path) -> None:
     info = tmp_path / "my_lab-1.0.dist-info"
     info.mkdir()

@@ -62,7 +62,7 @@ def test_the_runner_is_chosen_by_staleness(tmp_path, ray_address):
         pytest.param("maniskill_async_ppo_openpi", 10, marks=pytest.mark.slow),
         pytest.param("maniskill_async_ppo_openpi_pi05", 10, marks=pytest.mark.slow),
         pytest.param("maniskill_async_ppo_openvla", 4, marks=pytest.mark.slow),
-        ("maniskill_async_ppo_openvlaoft", 8),
+        pytest.param("maniskill_async_ppo_openvlaoft", 8, marks=pytest.mark.slow),
     ],
 )
 def test_the_published_recipes_run_asynchronously(tmp_path, ray_address, maniskill_path, name, steps):

@@ -50,7 +50,7 @@ GUIDES = {
 }
 
 
-OFTEN = ("more processes than accelerators", "ManiSkill guide, separate on two nodes")  # the others before a release
+OFTEN = ("more processes than accelerators",)  # the others before a release
 assert set(OFTEN) < set(PLACEMENTS)
 
 
@@ -138,6 +138,7 @@ def test_ray_plays_and_learns_what_one_process_does(tmp_path, ray_address, in_on
     assert_close(experience[0], in_one_process[3 - stages][0][0])
 
 
+@pytest.mark.slow
 def test_actor_ranks_learn_from_groups_of_different_stages(tmp_path, ray_address):
     """Two groups, one in each stage, and two actors: the advantages are those of one actor that holds both groups."""
     groups = ["rollout.pipeline_stage_num=2", "algorithm.group_size=8", "actor.fsdp_config.strategy=no_shard"]
@@ -156,6 +157,7 @@ def test_actor_ranks_learn_from_groups_of_different_stages(tmp_path, ray_address
     assert metrics[0][loss] == pytest.approx(want_metrics[0][loss], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_two_ranks_play_what_one_does(tmp_path, ray_address, in_one_process):
     experience, _ = play(small(tmp_path, ray_address, *TWO_RANKS))
     assert_close(experience[0], in_one_process[1][0][0])

@@ -216,7 +216,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+LONG = ("pi0, everything trains", "OFT")  # before a release only
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in MODELS]
+)
 def test_exactly_the_trainable_bytes_travel_and_arrive_in_place(run, model):
     name, overrides, at_most = MODELS[model]
     actor, *copies = run(two_syncs, name, *overrides)

@@ -57,6 +57,7 @@ def test_every_trial_once_in_uneven_shares(tmp_path: Path, on_one_rank: Played, 
     assert records == on_one_rank  # also in the same order
 
 
+@pytest.mark.slow
 def test_ray_plays_the_same_trials(tmp_path: Path, ray_address: str, on_one_rank: Played) -> None:
     ray = [f"cluster.ray_address={ray_address}", "cluster.backend=ray", "cluster.virtual_devices=2"]
     where = ["cluster.component_placement={'actor,env,rollout': all}", "rollout.pipeline_stage_num=2"]

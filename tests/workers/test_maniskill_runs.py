@@ -10,6 +10,7 @@ from rlinf.config.load import load_config
 from tests.runs import FEW_MANISKILL, make_runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["maniskill_ppo_openpi", "maniskill_ppo_openpi_pi05"])
 def test_the_flow_recipes_train_a_compact_policy(tmp_path, maniskill_path, name):
     """Episodes of 10 steps start anew within a rollout of 20: auto_reset, and a bootstrap at every end."""

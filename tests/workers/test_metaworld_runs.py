@@ -73,6 +73,7 @@ def rollout(cfg: Config) -> Trajectory:
         runner.close()
 
 
+@pytest.mark.slow
 def test_ppo_on_mt50_with_video_evaluation_and_checkpoint(tmp_path):
     """Four tasks of MT50 at once, an evaluation and a checkpoint after the step."""
     cfg = config(
@@ -106,6 +107,7 @@ def test_grpo_compares_two_plays_of_each_layout(tmp_path):
     assert not any("critic" in name for name in metrics)
 
 
+@pytest.mark.slow  # tests/workers/test_loop.py compares them with a simulator that costs less
 def test_one_and_two_stages_give_equal_trajectories(tmp_path):
     """Discrete things are equal; numbers of the first chunk up to the rounding of other batch sizes."""
     one, two = (rollout(config(tmp_path / str(n), *DRAWER, f"rollout.pipeline_stage_num={n}")) for n in (1, 2))
@@ -137,6 +139,7 @@ def step_with_cache(folder: Path, device: int, host: int) -> tuple[dict[str, flo
     return kept, counts
 
 
+@pytest.mark.slow
 def test_where_prefixes_are_kept_changes_no_metric(tmp_path, monkeypatch):
     row = config(tmp_path, *FROZEN).actor.model.cache_bytes_per_sample()
     monkeypatch.setattr("rlinf.data.row_cache.SLAB_BYTES", 5 * row)
@@ -153,6 +156,7 @@ def test_where_prefixes_are_kept_changes_no_metric(tmp_path, monkeypatch):
     assert metrics == pytest.approx(whole, abs=1e-6, rel=1e-6, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_a_device_out_of_memory_gives_up_prefixes_and_goes_on(tmp_path, monkeypatch):
     row = config(tmp_path, *FROZEN).actor.model.cache_bytes_per_sample()
     monkeypatch.setattr("rlinf.data.row_cache.SLAB_BYTES", 4 * row)

@@ -70,6 +70,7 @@ def test_toy_recipes_train_evaluate_and_save(tmp_path, name, more):
         again.close()
 
 
+@pytest.mark.slow
 def test_the_metaworld_recipe_trains_a_compact_policy(tmp_path):
     overrides = [*SHORT, *BATCH, *DRAWER, f"runner.logger.log_path={tmp_path}"]
     metrics = train(load_config("metaworld_50_grpo_openvlaoft", overrides))
