@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from rlinf.compat import formulas
 from tests.runs import make_runner, toy_config
 
