@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
@@ -15,6 +14,7 @@ import numpy as np
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.fleet import Fleet
+from rlinf.envs.routing import usable_cores
 from rlinf.envs.spec import env_options, env_spec, eval_trials, find_simulator
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
@@ -131,7 +131,7 @@ class DemoPlayer:
 
     def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, num_processes: int = 0) -> None:
         check_expert(cfg)
-        count = num_processes or cfg.num_processes or os.cpu_count() or 1
+        count = num_processes or cfg.num_processes or usable_cores()
         self._lanes = [_Lane(cfg, spec) for _ in range(count)]
         pixels = math.prod(spec.image_size) + spec.num_wrist_images * math.prod(spec.wrist_image_size)
         self._frame_bytes = 3 * pixels

@@ -80,12 +80,14 @@ def test_readout_starts_at_the_variance_and_drops_columns_that_stand_still():
     readout = StateReadout(2, states, CPU)
     torch.testing.assert_close(readout.targets, torch.tensor([[-1.0, -1.0], [0.0, 1.0], [1.0, 0.0]]))
     tokens = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
-    assert readout.loss(torch.randn(3, 2), [0, 1, 2]).item() == pytest.approx(2 / 3)  # (M - 1) / M of unit variances
+    assert readout.loss(torch.randn(3, 2), torch.arange(3)).item() == pytest.approx(
+        2 / 3
+    )  # (M - 1) / M of unit variances
     with torch.no_grad():
         readout.linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         readout.linear.bias.copy_(torch.tensor([0.0, -1.0]))
     told = ((2 - 1) ** 2 + (2 - 1 - 0) ** 2 + (0 + 1) ** 2 + (2 - 1 + 1) ** 2) / 4
-    assert readout.loss(tokens, [2, 0]).item() == pytest.approx(told)
+    assert readout.loss(tokens, torch.tensor([2, 0])).item() == pytest.approx(told)
 
 
 def test_the_loss_is_imitation_plus_the_weighted_readout(dataset: Path, tmp_path: Path):
