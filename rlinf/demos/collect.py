@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from rlinf.config.schema import Config
 from rlinf.data.noise import generator
 from rlinf.demos.player import Demo, DemoJob, DemoPlayer
-from rlinf.demos.writer import DatasetWriter, EncodedImages, encode_images
+from rlinf.demos.writer import DatasetWriter, EncodedImages, encoded_images
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 from rlinf.progress import report
@@ -50,7 +52,7 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print, ov
     with atomic_folder(folder, what=f"collect.output={folder}") as work:
         with (
             DatasetWriter(work, spec) as writer,
-            DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player,
+            DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas), encodes=True) as player,
         ):
             _play(cfg, player, writer, quotas, on_progress)
             if not any(q.kept for q in quotas):
@@ -114,12 +116,10 @@ def _play(
 
 
 def _encode(demo: Demo) -> tuple[Demo, list[EncodedImages]] | None:
-    """A successful demonstration, its images encoded by camera, the main one first; None for one that failed."""
+    """A successful demonstration and its cameras as the dataset holds them, the main one first; None for a failure."""
     if not demo.success:
         return None
-    wrists = [] if demo.wrist_images is None else [demo.wrist_images[:, i] for i in range(demo.wrist_images.shape[1])]
-    cameras = [encode_images(images) for images in (demo.images, *wrists)]
-    return replace(demo, images=demo.images[:0].copy(), wrist_images=None), cameras
+    return replace(demo, pictures=()), [encoded_images(p.pngs, np.stack(p.pixels)) for p in demo.pictures]
 
 
 def _add(writer: DatasetWriter, demo: Demo, cameras: Sequence[EncodedImages]) -> None:

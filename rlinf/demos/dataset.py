@@ -145,12 +145,9 @@ class DemoDataset:
 
     def _bring(self, device: torch.device) -> None:
         """Bring the numbers that batches are made of to a device; the dataset's own stay where they are."""
-        self._device = device
-        self._on_device = (
-            self.actions.to(device),
-            torch.from_numpy(self.last_frame).to(device),
-            None if self.states is None else self.states.to(device),
-        )
+        actions, last_frame = self.actions.to(device), torch.from_numpy(self.last_frame).to(device)
+        self._on_device = actions, last_frame, None if self.states is None else self.states.to(device)
+        self._device = actions.device  # with its number, where `device` has none
 
     @property
     def needs_host(self) -> bool:
