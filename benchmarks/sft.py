@@ -86,7 +86,10 @@ def collect(data: Path, given: argparse.Namespace) -> dict[str, float]:
     """Demonstrations by the scripted experts, as `rlinf collect` makes them, in a process of their own."""
     tasks = list(load_spec(given).tasks)[: given.tasks]
     own = [f"collect.output={data}", f"collect.episodes_per_task={given.episodes}", "collect.max_steps=400"]
-    own += [f"collect.tasks=[{','.join(tasks)}]"]
+    own += [
+        f"collect.tasks=[{','.join(tasks)}]",
+        *(text for text in given.overrides if text.startswith(("env.", "collect."))),
+    ]
     begun, spent = time.perf_counter(), cpu_seconds()
     subprocess.run([sys.executable, "-c", COLLECT, *settings(given), *own], check=True, stdout=subprocess.DEVNULL)
     wall, cpu = time.perf_counter() - begun, cpu_seconds() - spent

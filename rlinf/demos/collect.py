@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlinf.progress import report
 from rlinf.storage.atomic_folder import atomic_folder, check_output
 
 REPORT_EVERY = 50  # episodes of a task
+Encoded = tuple[Demo, list[EncodedImages]]  # an episode, and its cameras
 
 
 @dataclass
@@ -88,34 +90,53 @@ def _play(
 ) -> None:
     """Play as many attempts as episodes are wanted, and another for each that failed, after those already due.
 
-    Which are played, and their order in the dataset, does not depend on the processes.
+    Which are played, and their order in the dataset, does not depend on the processes: an attempt is played as soon as
+    another is known to have failed, but counts where it would stand if they were played one by one.
     """
     wanted = cfg.collect.episodes_per_task
-    due: list[_Quota] = []
     jobs: list[DemoJob] = []
+    attempts: list[tuple[_Quota, int]] = []  # of each job: the quota, and which of its attempts it is
 
     def attempt(quota: _Quota) -> None:
-        if quota.attempts < min(cfg.collect.max_attempts * wanted, len(quota.ids)):  # an id is played once
-            due.append(quota)
+        if quota.attempts < _most_attempts(cfg, quota):
+            attempts.append((quota, quota.attempts))
             jobs.append(quota.next_job(cfg))
+
+    def another(index: int, played: Encoded | None) -> None:
+        if played is None:
+            attempt(attempts[index][0])
 
     for quota in quotas:
         for _ in range(wanted):
             attempt(quota)
-    for number, encoded in enumerate(player.play_and(_encode, jobs)):
-        quota = due[number]
-        kept = sum(q.kept for q in quotas) + (encoded is not None)
-        report(f"collecting {quota.task}", kept, wanted * len(quotas))
-        if encoded is None:
-            attempt(quota)
-            continue
-        quota.kept += 1
-        _add(writer, *encoded)
-        if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
-            on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
+    order = deque((quota.number, number) for quota, number in attempts)  # in which they count
+    played: dict[tuple[int, int], Encoded | None] = {}  # those whose turn has not come
+    next_of = {quota.number: quota.attempts for quota in quotas}  # the attempt that the next failure calls for
+    by_number = {quota.number: quota for quota in quotas}
+    for index, encoded in enumerate(player.play_and(_encode, jobs, another)):
+        played[attempts[index][0].number, attempts[index][1]] = encoded
+        while order and order[0] in played:
+            number, _ = key = order.popleft()
+            quota, encoded = by_number[number], played.pop(key)
+            kept = sum(q.kept for q in quotas) + (encoded is not None)
+            report(f"collecting {quota.task}", kept, wanted * len(quotas))
+            if encoded is None:
+                if next_of[number] < _most_attempts(cfg, quota):
+                    order.append((number, next_of[number]))
+                    next_of[number] += 1
+                continue
+            quota.kept += 1
+            _add(writer, *encoded)
+            if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
+                on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 
-def _encode(demo: Demo) -> tuple[Demo, list[EncodedImages]] | None:
+def _most_attempts(cfg: Config, quota: _Quota) -> int:
+    """Attempts that a task may take; an id is played once."""
+    return min(cfg.collect.max_attempts * cfg.collect.episodes_per_task, len(quota.ids))
+
+
+def _encode(demo: Demo) -> Encoded | None:
     """A successful demonstration and its cameras as the dataset holds them, the main one first; None for a failure."""
     if not demo.success:
         return None

@@ -193,10 +193,15 @@ class DemoPlayer:
         """Yield a demonstration for each job, in their order; also those that failed, as `Demo.success` tells."""
         return self.play_and(lambda demo: demo, jobs)
 
-    def play_and(self, finish: Callable[[Demo], T], jobs: Sequence[DemoJob]) -> Iterator[T]:
+    def play_and(
+        self,
+        finish: Callable[[Demo], T],
+        jobs: Sequence[DemoJob],
+        on_played: Callable[[int, T], None] = lambda index, played: None,
+    ) -> Iterator[T]:
         """Yield `finish(demo)` for each job, in their order, computed by the thread of the process that played it.
 
-        `jobs` may grow while they are played.
+        `on_played` gets it with its position as soon as it is there, and may add to `jobs`.
         """
 
         def play(lane: _Lane, job: DemoJob) -> T:
@@ -220,6 +225,7 @@ class DemoPlayer:
             for future in wait(under_way, timeout=waits, return_when=FIRST_COMPLETED).done:
                 index, lane = under_way.pop(future)
                 finished[index] = future.result()
+                on_played(index, finished[index])
                 idle.append(lane)
             if number in finished and not (idle and waiting and waiting[0] < end):
                 yield finished.pop(number)
