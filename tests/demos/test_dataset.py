@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlinf.demos.dataset import Batch, DemoDataset
-from rlinf.demos.writer import PRIVILEGED, DatasetWriter
+from rlinf.demos.writer import PRIVILEGED, DatasetWriter, image_statistics, statistics
 from rlinf.errors import UserError
 from rlinf.simulators.contract import EnvSpec
 
@@ -123,6 +123,16 @@ def test_batches_go_on_from_any_and_are_the_same_wherever_images_are_kept(folder
             assert torch.equal(got.obs.wrist_images, want.obs.wrist_images)
             assert got.obs.task_descriptions == want.obs.task_descriptions
             assert torch.equal(got.actions, want.actions)
+
+
+def test_statistics_of_images_are_those_of_their_pixels() -> None:
+    images = episode(5, 7)["images"] // np.array([1, 3, 40], np.uint8)
+    found, wanted = image_statistics(images), statistics(images.reshape(-1, 3) / 255.0)
+    assert found.keys() == wanted.keys()
+    assert found.pop("count") == [7]
+    for name, values in found.items():
+        assert np.array(values).shape == (3, 1, 1)
+        assert np.array(values).ravel() == pytest.approx(wanted[name], abs=1e-12), name
 
 
 def test_layout(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,3 +146,28 @@ def test_refusals(dataset: Path, blind_dataset: Path, tmp_path: Path):
             train(dataset, tmp_path / "sft", 0.5, model=model)
         assert str(error.value) == "sft.state_loss=0.5 must be 0: only openpi policies that learn to see take it"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_continued_training_has_the_bits_of_one_that_was_not_cut(dataset: Path, tmp_path: Path):
+    """The layer that reads the state goes on too; a low precision keeps its fp32 copies."""
+    model = replace(MODEL, precision="bf16", openpi=replace(MODEL.openpi, train_expert_only=False))
+    options = SftConfig(
+        dataset=str(dataset), output=str(tmp_path / "whole"), steps=4, batch_size=6, warmup_steps=1, state_loss=2.0
+    )
+    whole = Config(actor=ActorConfig(model=model), sft=options)
+    cut = replace(whole, sft=replace(options, output=str(tmp_path / "cut")))
+
+    def stop(step: int, _: dict[str, float]) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    train_sft(whole, on_progress=lambda line: None)
+    with pytest.raises(SystemExit):
+        train_sft(cut, on_progress=lambda line: None, on_step=stop)
+    train_sft(cut, on_progress=lambda line: None, resume=True)
+    wanted, found = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert any(tensor.dtype == torch.bfloat16 for tensor in wanted.values())
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    losses = [json.loads((tmp_path / name / "sft.json").read_text())["loss"] for name in ("whole", "cut")]
+    assert losses[0] == losses[1]
