@@ -165,14 +165,21 @@ def collect(config: ConfigName, overrides: Overrides = None, overwrite: Overwrit
 
 
 @app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")
-def sft(config: ConfigName, overrides: Overrides = None, overwrite: Overwrite = False) -> None:
+def sft(
+    config: ConfigName,
+    overrides: Overrides = None,
+    overwrite: Overwrite = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint of a training that was cut, if any.")
+    ] = False,
+) -> None:
     """Train a policy on demonstrations by imitation: a dataset in LeRobot's layout v3.0 or v2.1."""
     started, settings = time.time(), overrides or []
     cfg = _load(config, settings, "sft")
     from rlinf.commands import jobs, summary
     from rlinf.envs.config import NO_SIMULATOR
 
-    folder = jobs.sft(cfg, overwrite=overwrite)
+    folder = jobs.sft(cfg, overwrite=overwrite, resume=resume)
     has_simulator = cfg.env.train.env_type != NO_SIMULATOR
     next_command = (
         summary.training_command(config, settings, folder) if has_simulator else summary.opening_command(folder)

@@ -30,6 +30,7 @@ from rlinf.workers.env import check_simulators
 
 logger = logging.getLogger(__name__)
 SFT_LOG = "sft_log"  # below log_path
+SFT_LR = "train/sft/lr"
 
 
 def train(cfg: Config) -> tuple[Runner, RunLog]:
@@ -143,39 +144,61 @@ def collect(cfg: Config, *, overwrite: bool = False) -> Path:
         return collect_demos(cfg, overwrite=overwrite)
 
 
-def sft(cfg: Config, *, overwrite: bool = False) -> Path:
+def sft(cfg: Config, *, overwrite: bool = False, resume: bool = False) -> Path:
     """Imitation; its curve goes to <log_path>/sft_log, and it is evaluated where sft.eval_interval says so."""
     from rlinf.training.sft import check_settings, train_sft
 
-    check_settings(cfg, overwrite=overwrite, log=Path(cfg.runner.logger.log_path) / SFT_LOG)
-    with sft_log(cfg) as on_step, showing_progress():
-        return train_sft(cfg, on_step=on_step, overwrite=overwrite)
+    check_settings(cfg, overwrite=overwrite, resume=resume, log=Path(cfg.runner.logger.log_path) / SFT_LOG)
+    with sft_log(cfg, resume=resume) as on_step, showing_progress():
+        return train_sft(cfg, on_step=on_step, overwrite=overwrite, resume=resume)
 
 
 @contextmanager
-def sft_log(cfg: Config) -> Iterator[Callable[[int, dict[str, float]], None]]:
-    """What logs steps to <log_path>/sft_log; nothing is written there before the first.
+def sft_log(cfg: Config, *, resume: bool = False) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """What logs the means of every `sft.log_interval` steps to <log_path>/sft_log; the first step opens it.
 
-    The log of another recipe is refused; an earlier one of this recipe is replaced.
+    The log of another recipe is refused; an earlier one of this recipe is replaced, or with `resume` continued.
     """
     with ExitStack() as stack:
         if TIME in cfg.runner.logger.log_path:
             cfg = in_folder(cfg, stack.enter_context(new_folder(cfg.runner.logger.log_path)))
         folder = Path(cfg.runner.logger.log_path) / SFT_LOG
-        cfg = in_folder(with_id(cfg, None), folder)
+        cfg = in_folder(cfg, folder)
         stack.enter_context(locked(folder, logger.warning))
-        run_of_recipe(cfg, folder)
+        earlier = run_of_recipe(cfg, folder)
+        cfg = with_id(cfg, earlier.id if resume and earlier is not None else None)
+        recent: list[dict[str, float]] = []  # metrics of the steps since the last line
 
         @cache
-        def opened() -> MetricLogger:
+        def opened(first: int) -> MetricLogger:
             record_run(cfg, "sft")
-            log = MetricLogger(cfg.runner.logger, asdict(cfg), resume_step=None, run_id=cfg.runner.run_id or "")
+            before = first - 1 if resume else None
+            log = MetricLogger(cfg.runner.logger, asdict(cfg), resume_step=before, run_id=cfg.runner.run_id or "")
             stack.callback(log.close)
             for note in log.notes:
                 print(note)
             return log
 
-        yield lambda step, metrics: opened().log(step, metrics)
+        first = last = 0
+
+        def write() -> None:
+            if recent:
+                means = {name: sum(metrics[name] for metrics in recent) / len(recent) for name in recent[0]}
+                opened(first).log(last, means | {SFT_LR: recent[-1][SFT_LR]})
+                recent.clear()
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            nonlocal first, last
+            first, last = first or step, step
+            recent.append(metrics)
+            opened(first)
+            if step % cfg.sft.log_interval == 0:
+                write()
+
+        try:
+            yield on_step
+        finally:
+            write()
 
 
 def with_model(cfg: Config, path: Path) -> Config:

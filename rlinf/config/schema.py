@@ -319,6 +319,11 @@ class SftConfig:
     weights on the way lie inside, the nearest are kept and sft.json says `stopped_at_success: false`."""
     eval_trials: Count = 32
     """Training-layout episodes per such evaluation (held-out ids are never used)."""
+    save_interval: CountOrNever = 2000
+    """Save to `<output>-checkpoints` every this many steps, for `rlinf sft --resume`; -1 saves only what a signal
+    (Ctrl-C, SIGTERM) ends."""
+    keep_checkpoints: ZeroOrMore = 1
+    """Keep only the newest k of these, and none once the output is complete; 0 keeps all for good."""
 
 
 @dataclass(frozen=True, kw_only=True)

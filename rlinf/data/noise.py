@@ -55,3 +55,30 @@ class Noise:
 
     def _draw(self, draw) -> torch.Tensor:
         return torch.from_numpy(np.stack([draw(g) for g in self._generators])).to(self.device)
+
+
+class BatchNoise(Noise):
+    """Draws for a batch whose rows belong to no env, by a generator of the device itself: nothing waits for it.
+
+    Equal keys give equal numbers on one kind of device; on a GPU they are others than `Noise` draws.
+    """
+
+    def __init__(self, *, seed: int, step: int, rows: int, device: torch.device, stream: str = "sft") -> None:
+        self.device, self._rows = device, rows
+        key = int(generator(seed, stream, step).integers(1 << 63))
+        self._generator = torch.Generator(device).manual_seed(key)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def normal(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """As Noise.normal."""
+        return torch.randn((self._rows, *shape), generator=self._generator, device=self.device)
+
+    def uniform(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """As Noise.uniform."""
+        return torch.rand((self._rows, *shape), generator=self._generator, device=self.device)
+
+    def integers(self, high: int, shape: tuple[int, ...] = ()) -> torch.Tensor:
+        """As Noise.integers."""
+        return torch.randint(high, (self._rows, *shape), generator=self._generator, device=self.device)

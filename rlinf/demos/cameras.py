@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,11 +17,18 @@ from rlinf.demos.defects import Defects
 from rlinf.demos.features import image_size
 from rlinf.demos.frames import Frames
 from rlinf.demos.layout import Layout
+from rlinf.envs.routing import usable_cores
 
 if TYPE_CHECKING:
     from rlinf.demos.video_file import VideoFile  # the package that decodes videos is optional
 
 Array = np.ndarray
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """The threads that decode, one for each core; they end with the program."""
+    return ThreadPoolExecutor(usable_cores(), "decode")
 
 
 class Camera(Protocol):
@@ -42,8 +50,7 @@ class ImageCamera:
         def picture(row: int) -> Array:
             return np.asarray(Image.open(io.BytesIO(self.images[row].as_py())).convert("RGB"))
 
-        with ThreadPoolExecutor() as pool:
-            return list(pool.map(picture, rows))
+        return list(_threads().map(picture, rows))
 
 
 class VideoCamera:
@@ -62,8 +69,7 @@ class VideoCamera:
             number, positions = item
             return self.files[number].decode([int(self.tick_of[rows[p]]) for p in positions])
 
-        with ThreadPoolExecutor() as pool:
-            decoded = list(pool.map(of_file, places.items()))
+        decoded = list(_threads().map(of_file, places.items()))
         pictures = {p: x for at, xs in zip(places.values(), decoded, strict=True) for p, x in zip(at, xs, strict=True)}
         return [pictures[p] for p in range(len(rows))]
 

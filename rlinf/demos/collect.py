@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from rlinf.config.schema import Config
 from rlinf.data.noise import generator
 from rlinf.demos.player import Demo, DemoJob, DemoPlayer
-from rlinf.demos.writer import DatasetWriter, EncodedImages, encode_images
+from rlinf.demos.writer import DatasetWriter, EncodedImages, encoded_images
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
 from rlinf.progress import report
 from rlinf.storage.atomic_folder import atomic_folder, check_output
 
 REPORT_EVERY = 50  # episodes of a task
+Encoded = tuple[Demo, list[EncodedImages]]  # an episode, and its cameras
 
 
 @dataclass
@@ -50,7 +54,7 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print, ov
     with atomic_folder(folder, what=f"collect.output={folder}") as work:
         with (
             DatasetWriter(work, spec) as writer,
-            DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas)) as player,
+            DemoPlayer(cfg.env.train, spec, num_processes=_processes(cfg, quotas), encodes=True) as player,
         ):
             _play(cfg, player, writer, quotas, on_progress)
             if not any(q.kept for q in quotas):
@@ -86,40 +90,57 @@ def _play(
 ) -> None:
     """Play as many attempts as episodes are wanted, and another for each that failed, after those already due.
 
-    Which are played, and their order in the dataset, does not depend on the processes.
+    Which are played, and their order in the dataset, does not depend on the processes: an attempt is played as soon as
+    another is known to have failed, but counts where it would stand if they were played one by one.
     """
     wanted = cfg.collect.episodes_per_task
-    due: list[_Quota] = []
     jobs: list[DemoJob] = []
+    attempts: list[tuple[_Quota, int]] = []  # of each job: the quota, and which of its attempts it is
 
     def attempt(quota: _Quota) -> None:
-        if quota.attempts < min(cfg.collect.max_attempts * wanted, len(quota.ids)):  # an id is played once
-            due.append(quota)
+        if quota.attempts < _most_attempts(cfg, quota):
+            attempts.append((quota, quota.attempts))
             jobs.append(quota.next_job(cfg))
+
+    def another(index: int, played: Encoded | None) -> None:
+        if played is None:
+            attempt(attempts[index][0])
 
     for quota in quotas:
         for _ in range(wanted):
             attempt(quota)
-    for number, encoded in enumerate(player.play_and(_encode, jobs)):
-        quota = due[number]
-        kept = sum(q.kept for q in quotas) + (encoded is not None)
-        report(f"collecting {quota.task}", kept, wanted * len(quotas))
-        if encoded is None:
-            attempt(quota)
-            continue
-        quota.kept += 1
-        _add(writer, *encoded)
-        if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
-            on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
+    order = deque((quota.number, number) for quota, number in attempts)  # in which they count
+    played: dict[tuple[int, int], Encoded | None] = {}  # those whose turn has not come
+    next_of = {quota.number: quota.attempts for quota in quotas}  # the attempt that the next failure calls for
+    by_number = {quota.number: quota for quota in quotas}
+    for index, encoded in enumerate(player.play_and(_encode, jobs, another)):
+        played[attempts[index][0].number, attempts[index][1]] = encoded
+        while order and order[0] in played:
+            number, _ = key = order.popleft()
+            quota, encoded = by_number[number], played.pop(key)
+            kept = sum(q.kept for q in quotas) + (encoded is not None)
+            report(f"collecting {quota.task}", kept, wanted * len(quotas))
+            if encoded is None:
+                if next_of[number] < _most_attempts(cfg, quota):
+                    order.append((number, next_of[number]))
+                    next_of[number] += 1
+                continue
+            quota.kept += 1
+            _add(writer, *encoded)
+            if quota.kept == wanted or quota.kept % REPORT_EVERY == 0:
+                on_progress(f"{quota.task}: {quota.kept} episodes from {quota.attempts} attempts")
 
 
-def _encode(demo: Demo) -> tuple[Demo, list[EncodedImages]] | None:
-    """A successful demonstration, its images encoded by camera, the main one first; None for one that failed."""
+def _most_attempts(cfg: Config, quota: _Quota) -> int:
+    """Attempts that a task may take; an id is played once."""
+    return min(cfg.collect.max_attempts * cfg.collect.episodes_per_task, len(quota.ids))
+
+
+def _encode(demo: Demo) -> Encoded | None:
+    """A successful demonstration and its cameras as the dataset holds them, the main one first; None for a failure."""
     if not demo.success:
         return None
-    wrists = [] if demo.wrist_images is None else [demo.wrist_images[:, i] for i in range(demo.wrist_images.shape[1])]
-    cameras = [encode_images(images) for images in (demo.images, *wrists)]
-    return replace(demo, images=demo.images[:0].copy(), wrist_images=None), cameras
+    return replace(demo, pictures=()), [encoded_images(p.pngs, np.stack(p.pixels)) for p in demo.pictures]
 
 
 def _add(writer: DatasetWriter, demo: Demo, cameras: Sequence[EncodedImages]) -> None:

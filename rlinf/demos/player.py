@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
@@ -15,13 +14,16 @@ import numpy as np
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.fleet import Fleet
+from rlinf.envs.routing import usable_cores
 from rlinf.envs.spec import env_options, env_spec, eval_trials, find_simulator
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
+from rlinf.runtime.memory import host_bytes_available
 from rlinf.simulators.contract import EnvSpec, task_number
 
 PIECE = 32  # expert steps per message: bounds the shared memory and shows progress
-AHEAD_BYTES = 4 << 30  # of episodes that wait until an earlier one is finished, or fewer
+AHEAD_BYTES = 8 << 30  # of images of episodes that wait until an earlier one is finished, before they are encoded
+PIXELS = 1024  # of an encoded picture that are kept for statistics
 T = TypeVar("T")
 
 
@@ -33,6 +35,14 @@ class DemoJob:
     max_steps: int
     noise_std: float = 0.0  # of the Gaussian noise added to executed actions; labels stay clean
     noise_seed: int = 0
+
+
+@dataclass
+class Pictures:
+    """The pictures of one camera as the process that drew them encoded them."""
+
+    pngs: list[bytes] = field(default_factory=list)  # T
+    pixels: list[np.ndarray] = field(default_factory=list)  # T u8 [P, 3]: some of each, for statistics
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,7 @@ class Demo:
     actions: np.ndarray  # f32 [T, A] what was executed
     wrist_images: np.ndarray | None = None  # u8 [T, N, h, w, 3]
     critic_state: np.ndarray | None = None  # f32 [T, K] the simulator's privileged state, where it tells it
+    pictures: tuple[Pictures, ...] = ()  # by camera, the main one first, where they were encoded; then no images
 
 
 @dataclass
@@ -60,6 +71,7 @@ class _Running:
     description: str
     steps: int = 0
     pieces: list[dict[str, np.ndarray]] = field(default_factory=list)
+    pictures: tuple[Pictures, ...] = ()
 
     def next_piece(self) -> dict[str, Any]:
         """Arguments of the command `expert_chunk` that plays its next steps."""
@@ -69,14 +81,15 @@ class _Running:
     def demo(self, success: bool) -> Demo:
         """Join the pieces into the finished demonstration."""
         columns = {name: np.concatenate([piece[name] for piece in self.pieces]) for name in self.pieces[0]}
-        return Demo(self.job, self.task, self.description, success, **columns)
+        return Demo(self.job, self.task, self.description, success, **columns, pictures=self.pictures)
 
 
 class _Lane:
     """One simulator process that plays one expert episode after another."""
 
-    def __init__(self, cfg: EnvConfig, spec: EnvSpec) -> None:
+    def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, encodes: bool) -> None:
         self._job: DemoJob | None = None
+        self.encodes, self._cameras = encodes, 1 + spec.num_wrist_images
         self.tasks: set[int] = set()  # that it has played; those it keeps in memory are among them
         self.fleet = Fleet(
             cfg,
@@ -109,11 +122,30 @@ class _Lane:
                 return None
             played = slice(replies[0]["steps"])
             run.steps += played.stop
-            run.pieces.append({n: rows[played].copy() for n, rows in self.fleet.arrays(0, "demo_").items()})
+            shown = self.fleet.arrays(0, "demo_")
+            if self.encodes and not self._take_encoded(run, shown, played.stop):
+                return None
+            run.pieces.append({name: rows[played].copy() for name, rows in shown.items()})
             success, done = (bool(self.fleet.array(0, name)[played].any()) for name in ("success", "done"))
             if success or done or run.steps >= run.job.max_steps:
                 return run.demo(success)
         raise CancelledError
+
+    def _take_encoded(self, run: _Running, shown: dict[str, np.ndarray], steps: int) -> bool:
+        """Let the process encode the pictures of a piece, and move them from `shown` to the run; False if it died."""
+        if not self.fleet.command("encode_demo", {0: {"steps": steps}})[0]:
+            return False
+        run.pictures = run.pictures or tuple(Pictures() for _ in range(self._cameras))
+        encoded, sizes, camera = self.fleet.arrays(0, "png_"), self.fleet.arrays(0, "size_"), 0
+        for name, pngs in encoded.items():
+            drawn = shown[name].reshape(len(shown[name]), pngs.shape[1], -1, 3)  # [PIECE, cameras, pixels, 3]
+            for c in range(pngs.shape[1]):
+                into = run.pictures[camera + c]
+                into.pngs += [pngs[i, c, : sizes[name][i, c]].tobytes() for i in range(steps)]
+                into.pixels += [drawn[i, c, :: 1 + drawn.shape[2] // PIXELS].copy() for i in range(steps)]
+            camera += pngs.shape[1]
+            shown[name] = shown[name][:0]
+        return True
 
 
 def _choose(waiting: Sequence[int], jobs: Sequence[DemoJob], lane: _Lane, lanes: Sequence[_Lane]) -> int:
@@ -129,10 +161,11 @@ class DemoPlayer:
     Example: `with DemoPlayer(cfg.env.train, spec) as player: demos = list(player.play(jobs))`
     """
 
-    def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, num_processes: int = 0) -> None:
+    def __init__(self, cfg: EnvConfig, spec: EnvSpec, *, num_processes: int = 0, encodes: bool = False) -> None:
+        """With `encodes` the processes also encode what they draw, and demonstrations have no images but `pictures`."""
         check_expert(cfg)
-        count = num_processes or cfg.num_processes or os.cpu_count() or 1
-        self._lanes = [_Lane(cfg, spec) for _ in range(count)]
+        count = num_processes or cfg.num_processes or usable_cores()
+        self._lanes = [_Lane(cfg, spec, encodes=encodes) for _ in range(count)]
         pixels = math.prod(spec.image_size) + spec.num_wrist_images * math.prod(spec.wrist_image_size)
         self._frame_bytes = 3 * pixels
         self._stopping = threading.Event()
@@ -160,10 +193,15 @@ class DemoPlayer:
         """Yield a demonstration for each job, in their order; also those that failed, as `Demo.success` tells."""
         return self.play_and(lambda demo: demo, jobs)
 
-    def play_and(self, finish: Callable[[Demo], T], jobs: Sequence[DemoJob]) -> Iterator[T]:
+    def play_and(
+        self,
+        finish: Callable[[Demo], T],
+        jobs: Sequence[DemoJob],
+        on_played: Callable[[int, T], None] = lambda index, played: None,
+    ) -> Iterator[T]:
         """Yield `finish(demo)` for each job, in their order, computed by the thread of the process that played it.
 
-        `jobs` may grow while they are played.
+        `on_played` gets it with its position as soon as it is there, and may add to `jobs`.
         """
 
         def play(lane: _Lane, job: DemoJob) -> T:
@@ -182,19 +220,22 @@ class DemoPlayer:
                 waiting.remove(index)
                 lane.tasks.add(task_number(jobs[index].reset_id))
                 under_way[self._threads.submit(play, lane, jobs[index])] = index, lane
-            if number in finished:
-                yield finished.pop(number)
-                number += 1
-                continue
-            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+            # Who has finished gets the next job before what is ready is handed over: that may take its time.
+            waits = None if number not in finished else 0
+            for future in wait(under_way, timeout=waits, return_when=FIRST_COMPLETED).done:
                 index, lane = under_way.pop(future)
                 finished[index] = future.result()
+                on_played(index, finished[index])
                 idle.append(lane)
+            if number in finished and not (idle and waiting and waiting[0] < end):
+                yield finished.pop(number)
+                number += 1
 
     def _ahead(self, max_steps: int) -> int:
         """How many jobs may be under way or wait for an earlier one."""
         lanes = len(self._lanes)
-        return min(8 * lanes, max(2 * lanes, AHEAD_BYTES // (self._frame_bytes * max_steps)))
+        memory = min(AHEAD_BYTES, host_bytes_available() // 4)
+        return max(2 * lanes, memory // (self._frame_bytes * max_steps))
 
 
 def check_expert(cfg: EnvConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from rlinf.errors import SimulatorError
 from rlinf.progress import report
 from rlinf.simulators.child_program import OBSERVED
 from rlinf.simulators.contract import EnvSpec, task_number
+from rlinf.simulators.png import largest_png
 
 UNEVEN, MOST_UNEVEN = 1.25, 2.0  # times its share of the work that a process may get before tasks are loaded for it in
 # others: while tasks are being loaded anyway, and after
@@ -286,4 +288,10 @@ def scene_arrays(
         seen = {name: arrays[name] for name in OBSERVED if name in arrays}
         arrays |= {f"demo_{name}": (kind, (scenes, chunk_size, *shape[1:])) for name, (kind, shape) in seen.items()}
         arrays |= {"demo_labels": arrays["actions"], "demo_actions": arrays["actions"]}
+        for name in ("images", "wrist_images"):  # and, where the parent asks for it, all pictures encoded
+            if name in arrays:
+                *_, height, width, _ = arrays[name][1]
+                cameras = math.prod(arrays[name][1][1:-3])
+                arrays[f"png_{name}"] = ("uint8", (scenes, chunk_size, cameras, largest_png(height, width)))
+                arrays[f"size_{name}"] = ("int64", (scenes, chunk_size, cameras))
     return arrays

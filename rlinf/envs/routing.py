@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -21,9 +24,19 @@ MIN_LOADED = 4  # tasks that a process may always keep
 MEMORY_SHARE = 4  # loaded tasks take up to this part (a quarter) of a machine whose every core has a process
 
 
+@cache
+def usable_cores() -> int:
+    """Cores that this process may use: of the machine, within its affinity and the limit of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    with suppress(OSError, ValueError):  # no such limit
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, round(int(quota) / int(period))))
+    return cores
+
+
 def num_processes(cfg: EnvConfig, spec: EnvSpec, num_envs: int) -> int:
     """Simulator processes of an env worker's stage."""
-    return 1 if spec.batched else min(num_envs, cfg.num_processes or os.cpu_count() or 1)
+    return 1 if spec.batched else min(num_envs, cfg.num_processes or usable_cores())
 
 
 def tasks_per_process(cfg: EnvConfig, spec: EnvSpec, num_envs: int) -> int:
@@ -32,7 +45,7 @@ def tasks_per_process(cfg: EnvConfig, spec: EnvSpec, num_envs: int) -> int:
     groups = max(1, num_envs // cfg.group_size)  # which start with a task each
     copies = min(processes, -(-COPIES * processes // min(processes, groups)))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fitting = memory // MEMORY_SHARE // (os.cpu_count() or 1) // spec.loaded_task_bytes
+    fitting = memory // MEMORY_SHARE // usable_cores() // spec.loaded_task_bytes
     least = max(MIN_LOADED, even_load(num_envs, processes))  # fewer would be rebuilt within an episode
     return min(len(spec.tasks), max(least, min(fitting, -(-copies * len(spec.tasks) // processes))))
 

@@ -41,6 +41,7 @@ NEGATIVE = {  # keys for which -1 means something, with what it means
     "runner.max_steps": "max_epochs decides",
     "runner.val_check_interval": "never",
     "runner.save_interval": "never",
+    "sft.save_interval": "never",
     "runner.logger.table_interval": "never",
     "env.train.num_trials": "all",
     "env.eval.num_trials": "all",

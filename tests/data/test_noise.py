@@ -2,7 +2,7 @@
 
 import torch
 
-from rlinf.data.noise import Noise
+from rlinf.data.noise import BatchNoise, Noise
 from rlinf.data.types import ChunkIndex
 
 
@@ -35,3 +35,19 @@ def test_draws_continue_a_stream_and_have_the_right_moments():
     assert abs(float(first.mean())) < 0.02
     assert abs(float(first.std()) - 1) < 0.02
     assert set(noise.integers(3, (50,)).flatten().tolist()) == {0, 1, 2}
+
+
+def test_noise_of_a_batch_depends_on_seed_and_step_alone():
+    def drawn(seed: int, step: int) -> torch.Tensor:
+        return BatchNoise(seed=seed, step=step, rows=64, device=torch.device("cpu")).normal((500,))
+
+    first = drawn(0, 3)
+    assert first.shape == (64, 500)
+    assert abs(float(first.mean())) < 0.02
+    assert torch.equal(first, drawn(0, 3))
+    assert not torch.equal(first, drawn(1, 3))
+    assert not torch.equal(first, drawn(0, 4))
+    noise = BatchNoise(seed=0, step=0, rows=4, device=torch.device("cpu"))
+    assert len(noise) == 4
+    assert set(noise.integers(3, (50,)).flatten().tolist()) == {0, 1, 2}
+    assert 0 <= float(noise.uniform((100,)).min()) < 0.05

@@ -356,7 +356,7 @@ def bytes_damaged(folder: Path, name: str) -> Iterator[bytes]:
 def test_bytes_cut_off_or_flipped_are_noticed_or_change_nothing(name: str, own: Path, tmp_path: Path):
     def read(folder: Path) -> list[Any]:
         data = DemoDataset(folder)
-        obs, actions, _ = data.batch(range(len(data)), 2)
+        _, obs, actions, _ = data.batch(range(len(data)), 2)
         return [obs.images, obs.wrist_images, obs.states, actions, obs.task_descriptions]
 
     wanted, folder = read(own), shutil.copytree(own, tmp_path / "own")

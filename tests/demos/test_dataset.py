@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rlinf.demos.dataset import DemoDataset
-from rlinf.demos.writer import PRIVILEGED, DatasetWriter
+from rlinf.demos.dataset import Batch, DemoDataset
+from rlinf.demos.writer import PRIVILEGED, DatasetWriter, image_statistics, statistics
 from rlinf.errors import UserError
 from rlinf.simulators.contract import EnvSpec
 
@@ -64,7 +65,7 @@ def test_reads_back_what_was_written(folder: Path, episodes: list[dict[str, np.n
     assert np.array_equal(data.actions.numpy(), np.concatenate([e["actions"] for e in episodes]))
     assert obs.task_descriptions == ["push"] * 4 + ["pull"] * 3 + ["push"] * 6
     for limit in (0, 1 << 20):
-        data.keep(torch.device("cpu"), lambda images: images[:, ::2], cache_bytes=limit)
+        data.keep(torch.device("cpu"), lambda images: images[:, ::2], host_bytes=limit)
         assert torch.equal(data.observation([12, 0]).images, obs.images[[12, 0]][:, :: 2 if limit else 1])
 
 
@@ -88,7 +89,7 @@ def test_the_simulators_state_is_read_back(tmp_path: Path, folder: Path) -> None
 
 def test_chunks_say_which_actions_lie_beyond_the_episodes_end(folder: Path) -> None:
     data = DemoDataset(folder)
-    _, chunks, is_target = data.batch([2, 6, 7], num_actions=3)
+    _, _, chunks, is_target = data.batch([2, 6, 7], num_actions=3)
     rows = [[2, 3, 3], [6, 6, 6], [7, 8, 9]]
     assert torch.equal(chunks, data.actions[torch.tensor(rows)])
     assert is_target.tolist() == [[True, True, False], [True, False, False], [True, True, True]]
@@ -103,6 +104,35 @@ def test_every_frame_once_per_pass(folder: Path) -> None:
     assert next(data.row_batches(5, seed=3)) == rows[:5]
     assert next(data.row_batches(5, seed=4)) != rows[:5]
     assert len(next(data.row_batches(40, seed=3))) == 40
+
+
+def test_batches_go_on_from_any_and_are_the_same_wherever_images_are_kept(folder: Path) -> None:
+    data = DemoDataset(folder)
+
+    def some(first: int, count: int) -> list[Batch]:
+        with closing(data.batches(5, 3, seed=3, first=first)) as batches:
+            return list(islice(batches, count))
+
+    wanted = [data.batch(rows, 3) for rows in islice(data.row_batches(5, seed=3), 8)]
+    for host_bytes in (0, 1 << 20):  # decoded ahead by other threads, and kept
+        assert ("decoded batch by batch" in data.keep(torch.device("cpu"), host_bytes=host_bytes)) == (host_bytes == 0)
+        assert data.needs_host == (host_bytes == 0)
+        for got, want in zip(some(0, 3) + some(3, 5), wanted, strict=True):
+            assert torch.equal(got.rows, want.rows)
+            assert torch.equal(got.obs.images, want.obs.images)
+            assert torch.equal(got.obs.wrist_images, want.obs.wrist_images)
+            assert got.obs.task_descriptions == want.obs.task_descriptions
+            assert torch.equal(got.actions, want.actions)
+
+
+def test_statistics_of_images_are_those_of_their_pixels() -> None:
+    images = episode(5, 7)["images"] // np.array([1, 3, 40], np.uint8)
+    found, wanted = image_statistics(images), statistics(images.reshape(-1, 3) / 255.0)
+    assert found.keys() == wanted.keys()
+    assert found.pop("count") == [7]
+    for name, values in found.items():
+        assert np.array(values).shape == (3, 1, 1)
+        assert np.array(values).ravel() == pytest.approx(wanted[name], abs=1e-12), name
 
 
 def test_layout(folder: Path) -> None:

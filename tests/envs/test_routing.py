@@ -85,7 +85,7 @@ def test_a_process_keeps_what_fits_in_memory(monkeypatch: pytest.MonkeyPatch) ->
     cfg = EnvConfig(env_type="metaworld", total_num_envs=64, num_processes=16)
     memory = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * 4 * 7 * suite.LOADED_TASK_BYTES // 4096}
     monkeypatch.setattr("os.sysconf", memory.__getitem__)
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("rlinf.envs.routing.usable_cores", lambda: 16)
     assert tasks_per_process(cfg, env_spec(cfg), 64) == 7
 
 

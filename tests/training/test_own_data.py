@@ -116,6 +116,26 @@ def test_the_log_is_neither_replaced_nor_mixed_with_that_of_another_recipe(tmp_p
         jobs.sft(config(tmp_path, log, *inside), overwrite=True)
 
 
+def test_the_log_has_means_and_goes_on_with_a_training_that_does(tmp_path: Path):
+    cfg, file = config(tmp_path, "sft.log_interval=2"), tmp_path / "sft_log/metrics.jsonl"
+
+    def log(steps: range, *, resume: bool) -> list[tuple[int, float, float, str]]:
+        with jobs.sft_log(cfg, resume=resume) as on_step:
+            for step in steps:
+                on_step(step, {"train/sft/loss": float(step), "train/sft/grad_norm": 1.0, "train/sft/lr": step / 8})
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        return [(row["step"], row["train/sft/loss"], row["train/sft/lr"], row["run"]) for row in rows]
+
+    first = log(range(1, 6), resume=False)
+    run = first[0][-1]
+    assert first == [(2, 1.5, 0.25, run), (4, 3.5, 0.5, run), (5, 5.0, 0.625, run)]
+    # a checkpoint of step 4 is continued: what came after it goes
+    assert log(range(5, 7), resume=True) == [*first[:2], (6, 5.5, 0.75, run)]
+    again = log(range(1, 3), resume=False)
+    assert [row[:3] for row in again] == [(2, 1.5, 0.25)]
+    assert again[0][-1] != run
+
+
 def test_commands_that_need_a_simulator_say_so():
     for purpose in ("train", "eval", "collect"):
         with pytest.raises(UserError, match="own_data_sft has no simulator"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,7 +88,11 @@ class LinearPolicy(Policy):
         return ((self.linear(states) - wanted) ** 2).mean()
 
     def save_pretrained(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         save_file(self.state_dict(), folder / "model.safetensors")
+
+    def load_pretrained(self, folder: Path) -> None:
+        self.load_state_dict(load_file(folder / "model.safetensors"))
 
 
 @pytest.fixture(autouse=True)
@@ -238,3 +244,76 @@ def test_only_a_band_keeps_weights_and_only_those_that_move(most: float | None, 
     options = SftConfig(dataset="", output="", stop_at_success=0.3, stop_at_most=most)
     check = sft.SuccessCheck(LinearPolicy(), options, lambda policy: 0.0, sft.SftLog(), silent)
     assert check.below.keys() == kept
+
+
+def stop_at(step: int, number: signal.Signals) -> Callable[[int, dict[str, float]], None]:
+    """Send this process a signal once a step is done."""
+
+    def on_step(done: int, metrics: dict[str, float]) -> None:
+        if done == step:
+            signal.raise_signal(number)
+
+    return on_step
+
+
+def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
+    record = json.loads((folder / "sft.json").read_text())
+    return load_file(folder / "model.safetensors"), {k: record[k] for k in ("loss", "success", "steps")}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, None)])
+def test_a_signal_saves_and_resume_gives_the_bits_of_an_uninterrupted_training(
+    dataset: Path, tmp_path: Path, number: signal.Signals, status: int | None
+) -> None:
+    options = {"steps": 40, "log_interval": 8, "eval_interval": 10, "stop_at_success": 0.9, "stop_at_most": 0.95}
+    options |= {"lr_scheduler": "cosine", "save_interval": 15}
+
+    def evaluate(policy: LinearPolicy) -> float:
+        return float(policy.linear.weight.detach().abs().clamp(max=1).mean()) / 2
+
+    whole = train_sft(config(dataset, tmp_path / "whole", **options), evaluate=evaluate, on_progress=silent)
+    cut, lines = config(dataset, tmp_path / "cut", **options), []
+    with pytest.raises(KeyboardInterrupt if status is None else SystemExit) as left:
+        train_sft(cut, evaluate=evaluate, on_progress=lines.append, on_step=stop_at(21, number))
+    assert status in (None, getattr(left.value, "code", None))
+    assert not (tmp_path / "cut").exists()
+    kept = tmp_path / "cut-checkpoints"
+    assert [p.name for p in kept.iterdir()] == ["global_step_21"]  # the newest alone, sft.keep_checkpoints=1
+    assert lines[-1] == f"stopped after step 21, saved in {kept / 'global_step_21'}; --resume continues"
+    with pytest.raises(UserError, match=r"global_step_21 is of an earlier training; continue it with --resume"):
+        train_sft(cut, on_progress=silent)
+    other = replace(cut, sft=replace(cut.sft, batch_size=8))
+    with pytest.raises(UserError, match=r"other settings: sft\.batch_size is 8, there 16; take those"):
+        train_sft(other, evaluate=evaluate, on_progress=silent, resume=True)
+    seen: list[int] = []
+    resumed = train_sft(
+        cut, evaluate=evaluate, on_progress=silent, on_step=lambda step, _: seen.append(step), resume=True
+    )
+    assert seen == list(range(22, 41))
+    assert not kept.exists()
+    (weights, told), (again, told_again) = read(whole), read(resumed)
+    assert told == told_again
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+    with pytest.raises(UserError, match=r"cut is finished: nothing is left to continue"):
+        train_sft(cut, on_progress=silent, resume=True)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_all_are_kept_where_asked(
+    dataset: Path, tmp_path: Path
+) -> None:
+    cfg = config(dataset, tmp_path / "sft", steps=12, save_interval=4, keep_checkpoints=0)
+    with pytest.raises(KeyboardInterrupt):
+        train_sft(cfg, on_progress=silent, on_step=stop_at(9, signal.SIGINT))
+    kept = tmp_path / "sft-checkpoints"
+    (kept / "global_step_9/actor/optimizer.safetensors").write_bytes(b"")
+    lines: list[str] = []
+    train_sft(cfg, on_progress=lines.append, resume=True)
+    assert any("optimizer.safetensors is corrupt" in line for line in lines)
+    assert any("continues after step 8" in line for line in lines)
+    assert {p.name for p in kept.iterdir()} == {"global_step_4", "global_step_8", "global_step_9"}
+    plain = train_sft(config(dataset, tmp_path / "plain", steps=12), on_progress=silent)
+    assert torch.equal(read(plain)[0]["linear.weight"], read(tmp_path / "sft")[0]["linear.weight"])
+    with pytest.raises(UserError, match="--resume continues a training and --overwrite begins anew"):
+        train_sft(cfg, on_progress=silent, resume=True, overwrite=True)
+    train_sft(cfg, on_progress=silent, overwrite=True)
+    assert {p.name for p in kept.iterdir()} == {"global_step_4", "global_step_8"}

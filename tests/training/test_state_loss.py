@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,12 +81,14 @@ def test_readout_starts_at_the_variance_and_drops_columns_that_stand_still():
     readout = StateReadout(2, states, CPU)
     torch.testing.assert_close(readout.targets, torch.tensor([[-1.0, -1.0], [0.0, 1.0], [1.0, 0.0]]))
     tokens = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
-    assert readout.loss(torch.randn(3, 2), [0, 1, 2]).item() == pytest.approx(2 / 3)  # (M - 1) / M of unit variances
+    assert readout.loss(torch.randn(3, 2), torch.arange(3)).item() == pytest.approx(
+        2 / 3
+    )  # (M - 1) / M of unit variances
     with torch.no_grad():
         readout.linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         readout.linear.bias.copy_(torch.tensor([0.0, -1.0]))
     told = ((2 - 1) ** 2 + (2 - 1 - 0) ** 2 + (0 + 1) ** 2 + (2 - 1 + 1) ** 2) / 4
-    assert readout.loss(tokens, [2, 0]).item() == pytest.approx(told)
+    assert readout.loss(tokens, torch.tensor([2, 0])).item() == pytest.approx(told)
 
 
 def test_the_loss_is_imitation_plus_the_weighted_readout(dataset: Path, tmp_path: Path):
@@ -143,3 +146,28 @@ def test_refusals(dataset: Path, blind_dataset: Path, tmp_path: Path):
             train(dataset, tmp_path / "sft", 0.5, model=model)
         assert str(error.value) == "sft.state_loss=0.5 must be 0: only openpi policies that learn to see take it"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_continued_training_has_the_bits_of_one_that_was_not_cut(dataset: Path, tmp_path: Path):
+    """The layer that reads the state goes on too; a low precision keeps its fp32 copies."""
+    model = replace(MODEL, precision="bf16", openpi=replace(MODEL.openpi, train_expert_only=False))
+    options = SftConfig(
+        dataset=str(dataset), output=str(tmp_path / "whole"), steps=4, batch_size=6, warmup_steps=1, state_loss=2.0
+    )
+    whole = Config(actor=ActorConfig(model=model), sft=options)
+    cut = replace(whole, sft=replace(options, output=str(tmp_path / "cut")))
+
+    def stop(step: int, _: dict[str, float]) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    train_sft(whole, on_progress=lambda line: None)
+    with pytest.raises(SystemExit):
+        train_sft(cut, on_progress=lambda line: None, on_step=stop)
+    train_sft(cut, on_progress=lambda line: None, resume=True)
+    wanted, found = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert any(tensor.dtype == torch.bfloat16 for tensor in wanted.values())
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    losses = [json.loads((tmp_path / name / "sft.json").read_text())["loss"] for name in ("whole", "cut")]
+    assert losses[0] == losses[1]

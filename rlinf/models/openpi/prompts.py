@@ -39,7 +39,8 @@ class PromptTokenizer:
         if states is None:
             rows = [self._row(text) for text in texts]
         else:
-            encoded = (self._encode(state_prompt(text, state), True) for text, state in zip(texts, states, strict=True))
+            pairs = zip(texts, states.cpu(), strict=True)  # one wait for a GPU, not one for each row
+            encoded = (self._encode(state_prompt(text, state), True) for text, state in pairs)
             rows = [cut_prompt(row, self.max_len, text) for row, text in zip(encoded, texts, strict=True)]
         return Prompts.padded(rows, self.max_len, pad=0, pads_last=True)
 
