@@ -1,6 +1,6 @@
 """A served policy beside the policy alone: latency and requests/s of 1, 8 and 64 clients over loopback.
 
-    python benchmarks/serve.py [--size base] [--device cuda] [--clients 1,8,64] [--seconds 8] [--json FILE]
+    python benchmarks/serve.py [--size base] [--device cuda] [--clients 1,8,64] [--seconds 6] [--json FILE]
 
 π0 with random weights and 224 px uint8 images. `predict` is measured at batch 1 and at the largest number of clients
 before and after the server, in the same process; clients are processes of their own. The command fails where a promise
@@ -105,11 +105,55 @@ def tell(process: subprocess.Popen[str], order: Any) -> None:
     process.stdin.flush()
 
 
-def serve_and_measure(subject: Any, args: argparse.Namespace) -> list[Results]:
-    """Start the server in a thread of this process, measure every number of clients, stop it."""
+def count_unequal(subject: Any, batcher: Any) -> tuple[int, int]:
+    """Of 24 requests at once: how many got other actions than `predict` gives for the same batch, and policy calls."""
+    import torch
+
+    from rlinf.data.noise import Noise, generator
+    from rlinf.data.types import Observation
+    from rlinf.serving.messages import pack
+
+    policy, clients, obs = batcher.policy, 24, subject.observe(24)
+    batches: list[tuple[int, list[Any]]] = []
+    act_in = policy.act_in
+
+    def watched(given: Any, episodes: list[Any]) -> Any:
+        batches.append((len(given), list(episodes)))
+        return act_in(given, episodes)
+
+    policy.act_in = watched
+    sessions = [batcher.open_session() for _ in range(clients)]
+    messages = []
+    for i in range(clients):
+        message = {"image": obs.images[i].numpy(), "prompt": subject.text}
+        if obs.wrist_images is not None:
+            message["wrist_images"] = obs.wrist_images[i].numpy()
+        if obs.states is not None:
+            message["state"] = obs.states[i].numpy()
+        messages.append(pack(message))
+    answers = [batcher.submit(session, message) for session, message in zip(sessions, messages, strict=True)]
+    found = [answer.result(60).actions for answer in answers]
+    policy.act_in = act_in
+    unequal = 0
+    for size, episodes in batches:
+        rows = [next(i for i, session in enumerate(sessions) if session.episode is episode) for episode in episodes]
+        padded = rows + rows[:1] * (size - len(rows))
+        same: Observation = obs[padded]
+        noise = Noise.of_rows([generator(0, "eval", 0, 0, 0, 0) for _ in padded], subject.device)
+        with torch.no_grad():
+            wanted = subject.policy.predict(same, mode="eval", noise=noise).actions.float().cpu().numpy()
+        unequal += sum(not (found[row] == wanted[place]).all() for place, row in enumerate(rows))
+    for session in sessions:
+        batcher.close_session(session)
+    return unequal, len(batches)
+
+
+def serve_and_measure(subject: Any, args: argparse.Namespace) -> Results:
+    """Start the server in a thread of this process, compare its actions, measure every number of clients, stop it."""
     from rlinf.serving.batcher import Batcher
+    from rlinf.serving.metadata import describe
     from rlinf.serving.policy import LoadedPolicy
-    from rlinf.serving.server import PolicyServer, Settings, bind, describe
+    from rlinf.serving.server import PolicyServer, Settings, bind
 
     loaded, most = LoadedPolicy(subject.policy), max(args.clients)
     batcher = Batcher(loaded, max_batch=most, window=args.window_ms / 1000)
@@ -120,6 +164,8 @@ def serve_and_measure(subject: Any, args: argparse.Namespace) -> list[Results]:
         start = time.perf_counter()
         batcher.warm_up(subject.text, None if subject.device.type == "cuda" else [1])
         say(f"batch sizes recorded in {time.perf_counter() - start:.1f} s")
+        unequal, calls = count_unequal(subject, batcher)
+        say(f"24 requests in {calls} policy calls: {unequal} with other actions than predict's at the same batch")
         thread.start()
         if not started.wait(30):
             raise SystemExit("the server did not start within 30 s")
@@ -127,7 +173,7 @@ def serve_and_measure(subject: Any, args: argparse.Namespace) -> list[Results]:
         for clients in args.clients:
             found.append(measure_clients(subject, at.getsockname()[1], clients, args.seconds))
             say(", ".join(f"{key} {value:.4g}" for key, value in found[-1].items()))
-        return found
+        return {"served": found, "unequal": unequal}
     finally:
         server.stop()
         if thread.is_alive():
@@ -158,17 +204,21 @@ def run(args: argparse.Namespace) -> Results:
         {"batch": b, "ms": 1000 * statistics.median(t), "per_second": b / statistics.median(t)}
         for b, t in taken.items()
     ]
-    return {"device": name, "torch": torch.__version__, "model": args.model, "size": args.size} | {
-        "predict": predict,
-        "served": served,
-        "seconds": time.perf_counter() - start,
-    }
+    return (
+        {"device": name, "torch": torch.__version__, "model": args.model, "size": args.size}
+        | {
+            "predict": predict,
+            "seconds": time.perf_counter() - start,
+        }
+        | served
+    )
 
 
 def promises(results: Results) -> list[tuple[str, str, bool]]:
     """Promise, what was found, and whether it was kept, of what was measured."""
     alone = {row["batch"]: row for row in results["predict"]}
-    checks = []
+    unequal = results["unequal"]
+    checks = [("actions equal predict's at the same batch", f"{unequal} of 24 differ", unequal == 0)]
     for row in results["served"]:
         if row["clients"] == 1:
             overhead = row["p50_ms"] - alone[1]["ms"]
@@ -208,7 +258,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", default="base", choices=("base", "small", "compact"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--clients", default="1,8,64")
-    parser.add_argument("--seconds", type=float, default=8.0, help="time per number of clients")
+    parser.add_argument("--seconds", type=float, default=6.0, help="time per number of clients")
     parser.add_argument("--window-ms", type=float, default=2.0)
     parser.add_argument("--json", type=Path, help="file for the numbers")
     args = parser.parse_args(arguments)

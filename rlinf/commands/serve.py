@@ -10,8 +10,9 @@ import torch
 
 from rlinf.errors import UserError
 from rlinf.serving.batcher import Batcher
+from rlinf.serving.metadata import describe
 from rlinf.serving.policy import LoadedPolicy, load_policy
-from rlinf.serving.server import MIB, PolicyServer, Settings, bind, describe, is_loopback
+from rlinf.serving.server import MIB, PolicyServer, Settings, bind, is_loopback
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,9 +110,9 @@ def load_policy(path: str | Path, *, device: str = "cpu", seed: int = 0, key: st
 
     `key` is what errors call the path.
     """
-    folder = find_folder(path, key=key)
+    place, folder = _device(device), find_folder(path, key=key)
     cfg = stored_settings(folder)
-    return LoadedPolicy(find_policy(cfg.model_type).build(cfg, _device(device)), seed, folder=folder)
+    return LoadedPolicy(find_policy(cfg.model_type).build(cfg, place), seed, folder=folder)
 
 
 def find_folder(path: str | Path, *, key: str) -> Path:
@@ -141,11 +142,9 @@ def stored_settings(folder: Path) -> ModelConfig:
 
 def _device(name: str) -> torch.device:
     """A device by name; UserError where this machine has none such."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"device={name} is no device; write cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"device={name} is no device of a policy; write cpu, cuda or cuda:1")
+    device, count = torch.device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
         raise UserError(f"device={name}: torch finds {count} CUDA device{'' if count == 1 else 's'}; use cpu instead")
     return device

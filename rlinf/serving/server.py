@@ -7,19 +7,15 @@ that says what is wrong with it, after which the connection goes on.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import http
 import ipaddress
 import logging
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -28,16 +24,9 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
 from rlinf.errors import UserError
-from rlinf.models.files.pretrained import PretrainedPolicy
 from rlinf.serving.batcher import Batcher, PolicyFailedError
 from rlinf.serving.messages import RequestError, pack
-from rlinf.serving.observations import CAMERAS, NAMES
-from rlinf.serving.policy import LoadedPolicy
-from rlinf.storage.run_folder import read_record
-from rlinf.storage.step_checkpoint import step_of
-from rlinf.version import __version__
 
-logger = logging.getLogger(__name__)
 PING_SECONDS, SILENCE_SECONDS = 20.0, 60.0  # how often clients are asked for a sign of life, and how long they may take
 STOP_SECONDS = 10.0  # open requests are answered within these when the server stops
 MIB = 1 << 20
@@ -50,37 +39,6 @@ class Settings:
     token: str | None = None  # that clients must send
     max_clients: int = 256
     max_message_bytes: int = 16 * MIB
-
-
-def describe(policy: LoadedPolicy, max_batch: int) -> dict[str, Any]:
-    """The metadata that every client receives first."""
-    spec, folder = policy.spec, policy.folder
-    return {
-        "server": "rlinf",
-        "version": __version__,
-        "recipe": None if folder is None else _run_of(folder),
-        "step": None if folder is None else step_of(str(folder)) or None,
-        "action_dim": spec.action_dim,
-        "horizon": spec.num_action_chunks,
-        "cameras": [NAMES[camera][0] for camera in CAMERAS[: spec.num_images]],
-        "image_size": spec.image_size,
-        "state_dim": spec.state_dim,
-        "statistics_sha256": statistics_hash(policy),
-        "seed": policy.seed,
-        "max_batch": max_batch,
-    }
-
-
-def statistics_hash(policy: LoadedPolicy) -> str | None:
-    """SHA-256 of the normalisation statistics in use, as the policy saves them; None for one that saves none."""
-    if not isinstance(policy.policy, PretrainedPolicy):
-        return None
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as folder:
-        policy.policy.save_extras(Path(folder))
-        for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-            digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 class PolicyServer:
@@ -96,6 +54,8 @@ class PolicyServer:
     async def run(self, at: socket.socket, started: Callable[[], None], *, signals: bool = False) -> None:
         """Serve at a bound socket until `stop`, or SIGINT and SIGTERM where `signals`; calls `started` once it does."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        if signals:
+            self._stop_on_signals()
         quiet = logging.getLogger("rlinf.serving.websockets")  # strangers who speak no websocket are no errors of ours
         quiet.setLevel(logging.CRITICAL)
         server = await serve(
@@ -109,8 +69,6 @@ class PolicyServer:
             ping_timeout=SILENCE_SECONDS,
             logger=quiet,
         )
-        if signals:
-            self._stop_on_signals()
         try:
             started()
             await self._stop.wait()
@@ -229,12 +187,3 @@ def bind(host: str, port: int) -> socket.socket:
 def is_loopback(bound: socket.socket) -> bool:
     """Whether only programs of this machine can reach a bound socket."""
     return ipaddress.ip_address(bound.getsockname()[0]).is_loopback
-
-
-def _run_of(folder: Path) -> str | None:
-    """The name of the run that saved a policy, which is its recipe's unless the user chose one; None of others."""
-    for parent in folder.absolute().parents[:5]:  # <run>/<name>/checkpoints/global_step_N/actor/model
-        with suppress(UserError):  # a damaged run.json
-            if (record := read_record(parent)) is not None:
-                return record.name
-    return None

@@ -18,8 +18,9 @@ from rlinf.models.config import PolicySpec
 from rlinf.models.policy import Policy
 from rlinf.serving.batcher import Batcher
 from rlinf.serving.messages import pack, unpack
+from rlinf.serving.metadata import describe
 from rlinf.serving.policy import LoadedPolicy
-from rlinf.serving.server import PolicyServer, Settings, bind, describe
+from rlinf.serving.server import PolicyServer, Settings, bind
 
 
 class MeanPixel(Policy):

@@ -13,8 +13,6 @@ pytest.importorskip("websockets")
 
 from rlinf.data.noise import Noise, generator
 from rlinf.data.types import ChunkIndex
-from rlinf.models.openpi.config import Config, OpenPiOptions
-from rlinf.models.policy import find_policy
 from rlinf.serving import batcher as module
 from rlinf.serving.batcher import Batcher, batch_sizes, rows_to_take
 from rlinf.serving.messages import pack
@@ -28,14 +26,6 @@ def test_sizes_that_are_recorded():
     taken = {n: rows_to_take(n, batch_sizes(64)) for n in (1, 3, 5, 6, 9, 10, 20, 22, 35, 62, 63, 64, 100)}
     assert taken == {1: 1, 3: 3, 5: 4, 6: 6, 9: 8, 10: 10, 20: 16, 22: 22, 35: 32, 62: 62, 63: 63, 64: 64, 100: 64}
     assert rows_to_take(5, range(1, 65)) == 5  # a CPU computes any size
-
-
-@pytest.fixture(scope="module")
-def pi0() -> LoadedPolicy:
-    """π0 of two cameras with random weights."""
-    options = OpenPiOptions(config_name="pi0_metaworld", action_horizon=5, num_images_in_input=2)
-    cfg = Config(size="compact", num_action_chunks=5, action_dim=4, num_steps=2, openpi=options)
-    return LoadedPolicy(find_policy(cfg.model_type).build(cfg, torch.device("cpu")), seed=3)
 
 
 def test_a_batch_of_clients_gets_what_predict_gives(pi0: LoadedPolicy, monkeypatch: pytest.MonkeyPatch):
