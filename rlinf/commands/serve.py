@@ -37,6 +37,7 @@ def serve_policy(
     with bind(host, port) as at:
         if not is_loopback(at) and token is None:
             logger.warning("--host %s is reached from other machines and there is no --token: anyone may ask", host)
+        print(f"loading {checkpoint}", flush=True)
         policy = load_policy(
             checkpoint, device=device or ("cuda" if torch.cuda.is_available() else "cpu"), seed=seed, key="CHECKPOINT"
         )

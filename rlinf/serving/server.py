@@ -102,7 +102,8 @@ class PolicyServer:
         sent = [value.partition(" ")[2] for value in request.headers.get_all("Authorization")]
         sent += request.headers.get_all("Api-Key")
         wanted = self.settings.token.encode()
-        return any([hmac.compare_digest(value.strip().encode(), wanted) for value in sent])
+        given = [value.strip().encode(errors="surrogateescape") for value in sent]  # headers may hold any bytes
+        return any([hmac.compare_digest(value, wanted) for value in given])
 
     async def _serve(self, connection: ServerConnection) -> None:
         """One client, until it leaves or the server stops."""

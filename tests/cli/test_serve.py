@@ -91,3 +91,9 @@ def test_other_machines_without_a_token_are_warned_of(caplog):
     with pytest.raises(UserError, match="does not exist"):
         serve_policy(Path("nothing"), **OPTIONS | {"host": "0.0.0.0"})
     assert "--host 0.0.0.0 is reached from other machines and there is no --token: anyone may ask" in caplog.text
+
+
+def test_the_page_lists_every_option():
+    text = (Path(__file__).parents[2] / "docs/serve.md").read_text(encoding="utf-8")
+    options = [f"--{name.replace('_', '-')}" for name in OPTIONS]
+    assert [option for option in options if f"| `{option}` |" not in text] == []

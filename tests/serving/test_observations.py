@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ pytest.importorskip("msgpack")
 
 from rlinf.models.config import PolicySpec
 from rlinf.serving.messages import RequestError
-from rlinf.serving.observations import Row, read_observation
+from rlinf.serving.observations import NAMES, UNUSED, Row, read_observation
 
 SPEC = PolicySpec(
     action_dim=4,
@@ -25,6 +26,7 @@ SPEC = PolicySpec(
     values_per_chunk=1,
     critic_state_dim=0,
 )
+PAGE = Path(__file__).parents[2] / "docs/serve.md"
 RNG = np.random.default_rng(0)
 MAIN, LEFT, RIGHT = (RNG.integers(0, 256, (6, 8, 3), dtype=np.uint8) for _ in range(3))
 STATE = RNG.random(8)
@@ -174,3 +176,9 @@ def test_wrist_cameras_of_two_sizes_are_refused():
     message = {"images": {"cam_high": MAIN, "cam_left_wrist": LEFT, "cam_right_wrist": RIGHT[:5]}, "state": STATE}
     with pytest.raises(RequestError, match="one size, got 6x8, 5x8 pixels"):
         read_observation(message, replace(SPEC, num_images=3), prompt="go")
+
+
+def test_the_page_lists_every_name():
+    text = PAGE.read_text(encoding="utf-8")
+    names = [name for part, names in NAMES.items() if part != UNUSED for name in names]
+    assert [name for name in names if f"`{name}`" not in text] == []

@@ -127,7 +127,7 @@ def test_a_policy_that_fails_is_told_in_one_line_and_seen_in_health(caplog):
 def test_the_token_opens(headers: dict[str, str]):
     with serving(settings=Settings(token="open")) as running:
         assert same(running.client(additional_headers=headers), running, 0, 1)
-        for wrong in (None, {"Authorization": "open"}, {"Api-Key": "opem"}, {"Authorization": "Api-Key "}):
+        for wrong in (None, {"Authorization": "open"}, {"Api-Key": "shut"}, {"Authorization": "Api-Key "}):
             with pytest.raises(InvalidStatus, match="401"):
                 running.client(additional_headers=wrong)
         assert health(running.port) == (200, "OK\n")  # needs none
