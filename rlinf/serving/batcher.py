@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,7 @@ class Batcher:
         self._device = self.policy.device
         self._sizes = batch_sizes(self.max_batch) if self._device.type == "cuda" else list(range(1, self.max_batch + 1))
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._computes_behind = self._copies is not None  # the device works on while this process does other things
         self._changed = threading.Condition()  # guards all below
         self._sessions: set[Session] = set()
         self._pending: list[_Request] = []
@@ -158,7 +160,7 @@ class Batcher:
         for size in self._sizes if sizes is None else sizes:
             rows = [Row(image, wrist, state, text)] * size
             obs, copied = self._on_device(rows)
-            self._call(obs, copied, [Episode() for _ in rows])
+            self._start(obs, copied, [Episode() for _ in rows]).cpu()
 
     def close(self) -> None:
         """Answer what was asked, then end the threads."""
@@ -254,27 +256,42 @@ class Batcher:
 
     # ------------------------------------------------------------------ inference thread
     def _infer(self) -> None:
+        answers: list[Callable[[], None]] = []  # to the clients of the batch before
+
+        def give() -> None:
+            while answers:
+                answers.pop()()
+
         while (batch := self._ready.get()) is not None:
             start = time.perf_counter()
             try:
-                actions = self._call(batch.obs, batch.copied, [request.session.episode for request in batch.requests])
+                found = self._start(batch.obs, batch.copied, [request.session.episode for request in batch.requests])
+                give()  # only now: their next requests are read while the device is at work
+                actions = found.cpu().numpy()  # waits; from here on the batch's memory is free
             except Exception as error:
+                give()
                 self._fail(batch.requests, error)
                 continue
-            seconds = time.perf_counter() - start
-            self.counts.requests += len(batch.requests)
-            self.counts.batches += 1
-            self.counts.failure = None
-            self._finish(batch.requests)  # first: the gather thread can close the next batch meanwhile
-            for request, chunk in zip(batch.requests, actions, strict=True):
-                request.answer.set_result(Answer(chunk, seconds, len(batch.requests)))
+            answers.append(partial(self._answer, batch.requests, actions, time.perf_counter() - start))
+            if not self._computes_behind or self._ready.empty():
+                give()
+        give()
 
-    def _call(self, obs: Observation, copied: torch.cuda.Event | None, episodes: list[Episode]) -> np.ndarray:
-        """One policy call; it returns when the actions are on the host, so the batch's memory is free again."""
+    def _start(self, obs: Observation, copied: torch.cuda.Event | None, episodes: list[Episode]) -> torch.Tensor:
+        """Begin one policy call; a GPU may still be computing the actions."""
         with torch.cuda.device(self._device) if copied is not None else nullcontext():
             if copied is not None:
                 torch.cuda.current_stream().wait_event(copied)
             return self.policy.act_in(obs, episodes)
+
+    def _answer(self, requests: list[_Request], actions: np.ndarray, seconds: float) -> None:
+        """Give the requests of a batch their actions."""
+        self.counts.requests += len(requests)
+        self.counts.batches += 1
+        self.counts.failure = None
+        self._finish(requests)  # first: the gather thread can close the next batch meanwhile
+        for request, chunk in zip(requests, actions, strict=True):
+            request.answer.set_result(Answer(chunk, seconds, len(requests)))
 
     def _fail(self, requests: list[_Request], error: Exception) -> None:
         """Tell the clients of a batch in one line what the log shows in full."""

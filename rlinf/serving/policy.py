@@ -78,14 +78,18 @@ class LoadedPolicy:
             raise ValueError(f"{len(episodes)} episodes for {len(pixels)} images")
         obs = Observation(pixels, tensor(wrist_images), tensor(state), texts)
         if episodes is None:
-            actions = self._predict(obs, [(self.seed, row, self._calls) for row in range(len(texts))])
+            found = self._predict(obs, [(self.seed, row, self._calls) for row in range(len(texts))])
             self._calls += 1
         else:
-            actions = self.act_in(obs, episodes)
+            found = self.act_in(obs, episodes)
+        actions = found.cpu().numpy()
         return actions[0] if single else actions
 
-    def act_in(self, obs: Observation, episodes: Sequence[Episode]) -> Array:
-        """Actions f32 [B, C, A], one call of each row's episode; rows beyond `episodes` pad the batch and give none."""
+    def act_in(self, obs: Observation, episodes: Sequence[Episode]) -> torch.Tensor:
+        """Actions f32 [B, C, A], one call of each row's episode; rows beyond `episodes` pad the batch and give none.
+
+        They lie on the policy's device, which may still be computing them.
+        """
         episodes = list(episodes)
         padded = episodes + episodes[:1] * (len(obs) - len(episodes))
         actions = self._predict(obs, [(episode.seed, 0, episode.calls) for episode in padded])[: len(episodes)]
@@ -97,12 +101,12 @@ class LoadedPolicy:
         """Begin a new episode: the next call without `episodes` draws the first call's noise."""
         self._calls = 0
 
-    def _predict(self, obs: Observation, keys: Sequence[tuple[int, int, int]]) -> Array:
+    def _predict(self, obs: Observation, keys: Sequence[tuple[int, int, int]]) -> torch.Tensor:
         """Actions f32 [B, C, A]; `keys` are the seed, row and call that each row's noise is drawn by."""
         device = self.device
         noise = Noise.of_rows([generator(seed, "eval", 0, row, call, 0) for seed, row, call in keys], device)
         with torch.no_grad():
-            return self.policy.predict(obs.to(device), mode="eval", noise=noise).actions.float().cpu().numpy()
+            return self.policy.predict(obs.to(device), mode="eval", noise=noise).actions.float()
 
 
 def load_policy(path: str | Path, *, device: str = "cpu", seed: int = 0, key: str = "path") -> LoadedPolicy:

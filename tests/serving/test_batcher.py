@@ -89,10 +89,12 @@ def test_rows_of_other_noise_keys_as_before():
     assert torch.equal(keyed, rows)
 
 
-def test_the_next_batch_is_gathered_while_one_computes_and_shapes_do_not_mix():
+@pytest.mark.parametrize("behind", [False, True])  # whether the device computes while answers are given
+def test_the_next_batch_is_gathered_while_one_computes_and_shapes_do_not_mix(behind: bool):
     policy = MeanPixel()
     policy.gate.clear()
     found = Batcher(LoadedPolicy(policy), window=0.0)
+    found._computes_behind = behind
     sessions = [found.open_session() for _ in range(4)]
     try:
         answers = [found.submit(sessions[0], pack(observation(0)))]
@@ -131,10 +133,34 @@ def test_pads_repeat_the_first_row_and_give_no_actions(monkeypatch: pytest.Monke
         found.close()
 
 
-def test_closing_answers_what_was_asked():
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_batch_that_fails_takes_no_other_with_it(behind: bool):
+    policy = MeanPixel()
+    policy.gate.clear()
+    found = Batcher(LoadedPolicy(policy), window=0.0)
+    found._computes_behind = behind
+    sessions = [found.open_session() for _ in range(2)]
+    try:
+        first = found.submit(sessions[0], pack(observation(0)))
+        assert policy.entered.wait(30)
+        second = found.submit(sessions[1], pack(observation(1)))
+        policy.faults.append(RuntimeError("once"))
+        policy.gate.set()
+        with pytest.raises(RuntimeError, match="the policy failed: RuntimeError: once"):
+            first.result(30)
+        assert second.result(30).actions.shape == (3, 2)
+        assert [session.episode.calls for session in sessions] == [0, 1]
+        assert found.counts.failure is None
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_closing_answers_what_was_asked(behind: bool):
     policy = MeanPixel()
     policy.gate.clear()
     found = Batcher(LoadedPolicy(policy), window=60.0)
+    found._computes_behind = behind
     sessions = [found.open_session() for _ in range(3)]  # the third never asks
     answers = [found.submit(session, pack(observation())) for session in sessions[:2]]
     threading.Timer(0.05, policy.gate.set).start()
