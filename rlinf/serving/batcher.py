@@ -179,7 +179,8 @@ class Batcher:
             if not isinstance(error, RequestError):
                 logger.exception("a message could not be read")
                 error = RequestError(f"the message could not be read: {type(error).__name__}")
-            self.counts.refused += 1
+            with self._changed:
+                self.counts.refused += 1
             answer.set_exception(error)
             return
         if row.reset:
