@@ -20,9 +20,20 @@ if sys.version_info < LEAST_PYTHON:  # before anything that an older one cannot 
     sys.exit(f"rlinf needs Python 3.11 or newer; {sys.executable} is {found}")
 
 if TYPE_CHECKING:
-    from rlinf.api import Evaluation, LoadedPolicy, TrainResult, evaluate, load_config, load_policy, make_env, train
+    from rlinf.api import (
+        Episode,
+        Evaluation,
+        LoadedPolicy,
+        TrainResult,
+        evaluate,
+        load_config,
+        load_policy,
+        make_env,
+        train,
+    )
 
 __all__ = [
+    "Episode",
     "Evaluation",
     "LoadedPolicy",
     "TrainResult",

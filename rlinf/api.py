@@ -7,30 +7,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-import numpy as np
-import torch
-
 from rlinf.commands import jobs
-from rlinf.commands.export import stored_settings
 from rlinf.compat.envs import env_class
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
-from rlinf.data.noise import Noise
-from rlinf.data.types import ChunkIndex, EpisodeRecord, Observation
+from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
-from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
-from rlinf.models.config import PolicySpec
-from rlinf.models.policy import Policy, find_policy
-from rlinf.storage.step_checkpoint import newest_of_run, policy_folder, verify_ckpt_path
+from rlinf.serving.policy import Episode, LoadedPolicy, load_policy
 
 if TYPE_CHECKING:
     from rlinf.envs.gymnasium_env import GymnasiumVectorEnv
 
-__all__ = ["Evaluation", "LoadedPolicy", "TrainResult", "evaluate", "load_config", "load_policy", "make_env", "train"]
-
-Array = np.ndarray
+__all__ = [
+    "Episode",
+    "Evaluation",
+    "LoadedPolicy",
+    "TrainResult",
+    "evaluate",
+    "load_config",
+    "load_policy",
+    "make_env",
+    "train",
+]
 
 
 @dataclass(frozen=True)
@@ -63,65 +63,6 @@ def evaluate(cfg: Config) -> Evaluation:
     """Play the held-out trials once. Load `cfg` with `purpose="eval"`; runner.ckpt_path names the policy."""
     metrics, episodes = jobs.evaluate(cfg)
     return Evaluation(Rate.of(e.success_once for e in episodes), metrics, tuple(episodes))
-
-
-class LoadedPolicy:
-    """A policy that acts: camera images and an instruction in, a chunk of actions out."""
-
-    def __init__(self, policy: Policy, seed: int) -> None:
-        self._policy, self._seed, self._calls = policy, seed, 0
-
-    @property
-    def spec(self) -> PolicySpec:
-        """What the policy reads and gives."""
-        return self._policy.spec
-
-    def act(
-        self,
-        images: Array,
-        *,
-        instruction: str | Sequence[str],
-        state: Array | None = None,
-        wrist_images: Array | None = None,
-    ) -> Array:
-        """Actions f32 [C, A] of the deterministic sampler, in the units of the robot; with a batch f32 [B, C, A].
-
-        images: u8 [H, W, 3] or [B, H, W, 3]; wrist_images: u8 [N, h, w, 3] or [B, N, h, w, 3]; state: f32 [S] or
-        [B, S]. Its noise depends on the seed and on the number of calls since the last `reset` alone.
-        """
-        single = images.ndim == 3
-        texts = [instruction] * (1 if single else len(images)) if isinstance(instruction, str) else list(instruction)
-
-        def tensor(x: Array | None) -> torch.Tensor | None:
-            return None if x is None else torch.from_numpy(np.ascontiguousarray(x[None] if single else x))
-
-        pixels = tensor(images)
-        assert pixels is not None
-        if len(texts) != len(pixels):
-            raise ValueError(f"{len(texts)} instructions for {len(pixels)} images")
-        device = next(self._policy.parameters()).device
-        obs = Observation(pixels, tensor(wrist_images), tensor(state), texts).to(device)
-        at = ChunkIndex(0, 0, self._calls)
-        noise = Noise(seed=self._seed, at=at, env_ids=range(len(texts)), device=device, stream="eval")
-        with torch.no_grad():
-            actions = self._policy.predict(obs, mode="eval", noise=noise).actions.float().cpu().numpy()
-        self._calls += 1
-        return actions[0] if single else actions
-
-    def reset(self) -> None:
-        """Begin a new episode: the next call draws the first call's noise."""
-        self._calls = 0
-
-
-def load_policy(path: str | Path, *, device: str = "cpu", seed: int = 0) -> LoadedPolicy:
-    """The policy of a checkpoint (`global_step_N`, or a run folder's newest), of `rlinf sft` or of `rlinf export`."""
-    path = newest_of_run(str(path), key="path") or path
-    verify_ckpt_path(str(path), key="path")
-    folder = policy_folder(str(path))
-    if folder is None:
-        raise UserError(f"path={path} is a file; pass the folder global_step_N or a policy folder")
-    cfg = stored_settings(folder)
-    return LoadedPolicy(find_policy(cfg.model_type).build(cfg, torch.device(device)), seed)
 
 
 @overload

@@ -31,7 +31,14 @@ MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, INTERRUPTED, NO_READER = 2, 3, 4, 
 # Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
 LEAVES_FILES = ("train", "eval", "sft", "collect", "export", "quickstart")
 # Optional package -> the extra that brings it.
-EXTRAS = {"pyarrow": "datasets", "PIL": "datasets", "av": "video", "peft": "lora"}
+EXTRAS = {
+    "pyarrow": "datasets",
+    "PIL": "datasets",
+    "av": "video",
+    "peft": "lora",
+    "websockets": "serve",
+    "msgpack": "serve",
+}
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
@@ -301,6 +308,44 @@ def export(
     )
     next_command = summary.imitation_command(rollouts, overrides or [], folder)
     summary.print_summary(started=started, dataset=folder, next_command=next_command)
+
+
+@app.command(epilog="Example: rlinf serve logs/try/toy_ppo_compact/checkpoints/global_step_2 --port 8000")
+def serve(
+    checkpoint: Annotated[Path, typer.Argument(help="global_step_N, a run folder (its newest), or a policy folder.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="RLINF_SERVE_TOKEN", help="What clients must send as their api_key.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or cuda:1; default the first GPU, if any.", show_default=False)
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, max=4096, help="Requests that share a policy call.")] = 64,
+    window_ms: Annotated[
+        float, typer.Option(min=0.0, max=1000.0, help="How long an idle device waits for further requests.")
+    ] = 2.0,
+    prompt: Annotated[str | None, typer.Option(help="Instruction of requests that have none.")] = None,
+    seed: Annotated[int, typer.Option(help="Root of the noise of every connection.")] = 0,
+    max_clients: Annotated[int, typer.Option(min=1, max=65536, help="Connections at a time.")] = 256,
+    max_message_mb: Annotated[int, typer.Option(min=1, max=1024, help="Largest message, in MiB.")] = 16,
+) -> None:
+    """Answer observations with actions over websockets, as openpi's server does: openpi-client works as it is."""
+    from rlinf.commands.serve import serve_policy
+
+    serve_policy(
+        checkpoint,
+        host=host,
+        port=port,
+        token=token,
+        device=device,
+        max_batch=max_batch,
+        window_ms=window_ms,
+        prompt=prompt,
+        seed=seed,
+        max_clients=max_clients,
+        max_message_mb=max_message_mb,
+    )
 
 
 @app.command(epilog="Example: rlinf quickstart --seed 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -37,6 +38,13 @@ class Noise:
     ) -> None:
         self.device = torch.device(device)
         self._generators = [generator(seed, stream, at.step, env, at.chunk, at.epoch) for env in env_ids]
+
+    @classmethod
+    def of_rows(cls, generators: Sequence[np.random.Generator], device: torch.device | str = "cpu") -> Self:
+        """Draws whose row i comes from a generator of its own."""
+        noise = cls.__new__(cls)
+        noise.device, noise._generators = torch.device(device), list(generators)
+        return noise
 
     def __len__(self) -> int:
         return len(self._generators)

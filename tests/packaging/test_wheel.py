@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("tensorboard", "wandb", "swanlab", "pyarrow", "peft", "av", "PIL", "ray", "metaworld", "mujoco", "gymnasium")
+EXTRAS += ("websockets", "msgpack")
 
 
 @pytest.fixture(scope="module")
