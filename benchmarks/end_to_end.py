@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()  # settings may follow options
     if given.trace and not torch.cuda.is_available():
         parser.error("--trace needs a GPU")
     overrides = [PLACEMENT, *([] if given.film else [NO_FILM]), *given.overrides]
