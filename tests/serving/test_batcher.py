@@ -17,6 +17,7 @@ from rlinf.serving import batcher as module
 from rlinf.serving.batcher import Batcher, batch_sizes, rows_to_take
 from rlinf.serving.messages import pack
 from rlinf.serving.policy import Episode, LoadedPolicy
+from tests.serving.conftest import make_pi0
 from tests.serving.loopback import MeanPixel, observation
 
 
@@ -28,21 +29,23 @@ def test_sizes_that_are_recorded():
     assert rows_to_take(5, range(1, 65)) == 5  # a CPU computes any size
 
 
-def test_a_batch_of_clients_gets_what_predict_gives(pi0: LoadedPolicy, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_batch_of_clients_gets_what_predict_gives(device: str, pi0: LoadedPolicy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "ACTIVE_SECONDS", 60.0)
-    rng, clients = np.random.default_rng(0), 5
+    policy = pi0 if device == "cpu" else make_pi0(device)
+    rng, clients = np.random.default_rng(0), 6
     images = rng.integers(0, 256, (clients, 2, 64, 64, 3), dtype=np.uint8)
     states = rng.random((clients, 4), dtype=np.float32)
-    texts = ["press the button", "open the door of the oven", "go", "press the button", "push"]
+    texts = ["press the button", "open the door of the oven", "go", "press the button", "push", "go"]
     batches: list = []
-    act_in = pi0.act_in
+    act_in = policy.act_in
 
     def watched(obs, episodes):
         batches.append((obs, [(episode.seed, episode.calls) for episode in episodes]))
         return act_in(obs, episodes)
 
-    monkeypatch.setattr(pi0, "act_in", watched)
-    found = Batcher(pi0, max_batch=8, window=60.0)
+    monkeypatch.setattr(policy, "act_in", watched)
+    found = Batcher(policy, max_batch=8, window=60.0)
     sessions = [found.open_session() for _ in range(clients)]
     sessions[2].episode = Episode(seed=11, calls=4)
     try:
@@ -53,14 +56,18 @@ def test_a_batch_of_clients_gets_what_predict_gives(pi0: LoadedPolicy, monkeypat
                 answers.append(found.submit(session, pack(message)))
             actions = [answer.result(60).actions for answer in answers]
             obs, keys = batches[call]
-            assert len(obs) == clients
             assert len(batches) == call + 1  # one policy call for all
-            assert sorted(keys) == [(3, call)] * 4 + [(11, 4 + call)]
-            noise = Noise.of_rows([generator(seed, "eval", 0, 0, n, 0) for seed, n in keys])
-            wanted = pi0.policy.predict(obs, mode="eval", noise=noise).actions.numpy()
-            for i, (image, chunk) in enumerate(zip(images[:, 0], actions, strict=True)):
-                row = next(r for r in range(clients) if np.array_equal(obs.images[r].numpy(), image))
+            assert len(obs) == (clients if device == "cpu" else 8)
+            assert sorted(keys) == [(3, call)] * 5 + [(11, 4 + call)]
+            keys += keys[:1] * (len(obs) - len(keys))
+            noise = Noise.of_rows([generator(seed, "eval", 0, 0, n, 0) for seed, n in keys], device)
+            wanted = policy.policy.predict(obs, mode="eval", noise=noise).actions.cpu().numpy()
+            seen = obs.images.cpu().numpy()
+            for i, chunk in enumerate(actions):
+                row = next(r for r in range(clients) if np.array_equal(seen[r], images[i, 0]))
                 assert obs.task_descriptions[row] == texts[i]
+                assert np.array_equal(obs.wrist_images[row, 0].cpu().numpy(), images[i, 1])
+                assert np.array_equal(obs.states[row].cpu().numpy(), states[i])
                 assert np.array_equal(chunk, wanted[row])
     finally:
         found.close()
