@@ -25,17 +25,20 @@ REST = "everything else"
 TASK_SUCCESS = re.compile("env/task/([^/]+)/success_once")
 SUCCESS = "env/success_once"
 IDLE = ("time/device_idle_mean", "time/device_idle_max")
-SYSTEM = ("time/env_steps_per_second", "env/restarts", *(metric.name for metric in GROUPS["Bytes"]))
+SYSTEM = (
+    "time/env_steps_per_second",
+    *(metric.name for metric in (*GROUPS["System"], *GROUPS["Bytes"])),
+    "env/restarts",
+)
 GROUPED = {"Training": GROUPS["Training"], "Rollout": GROUPS["Rollout"], "Environment": GROUPS["Environment"]}
 
 
 def make_charts(runs: Sequence[RunFiles]) -> dict[str, list[Chart]]:
     """Section -> its charts, in the order of the page; a metric that no run logged has none."""
     logged = {name for run in runs for row in run.rows for name in row} - CANONICAL.keys()
-    system = [name for name in (*SYSTEM, *sorted(name for name in logged if name.startswith("system/")))]
     names = {
         "Device idle": [name for name in IDLE if name in logged],
-        "System": [name for name in dict.fromkeys(system) if name in logged],
+        "System": [name for name in SYSTEM if name in logged],
         **{
             group: [m.name for m in rows if m.name in logged and m.name not in (*SYSTEM, SUCCESS)]
             for group, rows in GROUPED.items()
