@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from rlinf.commands.cli import app
 from rlinf.errors import UserError
+from rlinf.metrics.report import live
 from rlinf.metrics.report.live import make_server
 
 
@@ -27,7 +28,8 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def port(run: Path) -> Iterator[int]:
+def port(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(live, "RESTS", 0)  # a page is made anew as soon as a file changes
     with make_server([run], port=0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

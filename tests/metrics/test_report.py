@@ -55,7 +55,7 @@ def make_run(folder: Path) -> None:
     (folder / "eval" / "step_2.json").write_text(json.dumps({"step": 2, "episodes": episodes(3)}))  # as it once was
     result = {"schema": "rlinf-result", "version": 1, "step": 10, "policy": {"kind": "random", "path": None}}
     result |= {"protocol_hash": "abcdef0123", "episodes": episodes(6, "video/eval/seed 0.mp4")}
-    result |= {"table": {"title": "Own & <proud>", "columns": ["split"], "rows": [["<hard>"]]}}
+    result |= {"table": {"title": "Own & <proud>", "columns": ["split", "length"], "rows": [["<hard>", 1 / 3]]}}
     (folder / "eval" / "step_10" / "result.json").write_text(json.dumps(result))
     summary = {"before": {"successes": 33, "trials": 128}, "after": {"successes": 109, "trials": 128}, "seconds": 181.5}
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -112,7 +112,7 @@ def test_report_holds_the_numbers(tmp_path: Path) -> None:
         "67 %",
         "evaluation, step 10, success 6/8",  # of the video that the result names
         "Own & <proud>",
-        "<hard>",
+        "<hard>0.3333",
         "<door>",
         "seed: 7",
         "train/actor/policy_loss -0.1",  # it never changed: no chart

@@ -35,7 +35,7 @@ GROUPED = {"Training": GROUPS["Training"], "Rollout": GROUPS["Rollout"], "Enviro
 
 def make_charts(runs: Sequence[RunFiles]) -> dict[str, list[Chart]]:
     """Section -> its charts, in the order of the page; a metric that no run logged has none."""
-    logged = {name for run in runs for row in run.rows for name in row} - CANONICAL.keys()
+    logged = {name for run in runs for name in run.curves} - CANONICAL.keys()
     names = {
         "Device idle": [name for name in IDLE if name in logged],
         "System": [name for name in SYSTEM if name in logged],
@@ -157,7 +157,7 @@ def _heat_maps(runs: Sequence[RunFiles]) -> list[Chart]:
 
 def _training_heat(index: int, run: RunFiles) -> Chart | None:
     """Counted successes of training episodes, put together where there are more steps than columns."""
-    names = sorted({found[1] for row in run.rows for name in row if (found := TASK_SUCCESS.fullmatch(name))})
+    names = sorted({found[1] for name in run.curves if (found := TASK_SUCCESS.fullmatch(name))})
     counts = {name: dict(run.points(f"env/{task_metric(name, 'num_trajectories')}")) for name in names}
     rates = {name: run.points(f"env/{task_metric(name, 'success_once')}") for name in names}
     steps = sorted({step for points in rates.values() for step, _ in points})

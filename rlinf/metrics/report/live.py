@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from email.message import Message
 from http import HTTPStatus
@@ -24,6 +25,7 @@ from rlinf.metrics.report.run_files import read_runs, signature
 
 LOOPBACK = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")  # what a browser on this machine, or behind a tunnel to it, calls it
+RESTS = 4  # times what a page took to make, before the next is made: a long run keeps its processors
 PIECE = 1 << 18  # bytes read of a file at once
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
@@ -36,6 +38,7 @@ class LivePage:
         self._lock = threading.Lock()
         self._signature: str | None = None
         self._page = b""
+        self._rests_until = 0.0  # of time.monotonic
         self._files: dict[str, Path] = {}
         self.newest()
 
@@ -43,7 +46,8 @@ class LivePage:
         """The page and its tag, which changes with it."""
         with self._lock:
             now = signature(self._folders)
-            if now != self._signature:
+            if now != self._signature and time.monotonic() >= self._rests_until:
+                began = time.monotonic()
                 runs, files = read_runs(self._folders, may_be_empty=True), {}
                 known = {run.folder: index for index, run in enumerate(runs)}
 
@@ -55,6 +59,7 @@ class LivePage:
 
                 self._page = make_page(runs, link=link, live=True).encode()
                 self._signature, self._files = now, files
+                self._rests_until = time.monotonic() + RESTS * (time.monotonic() - began)
             return self._page, f'"{hashlib.sha256(self._page).hexdigest()[:32]}"'
 
     def file(self, address: str) -> Path | None:

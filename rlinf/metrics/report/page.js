@@ -74,7 +74,7 @@
       width: Math.max(figure.clientWidth - 26, 120),
       height,
       legend: { show: false },
-      padding: [8, 10, 0, 0],
+      padding: [8, 18, 0, 0],
       ...rest,
       cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false, setScale: false }, y: false, points: { size: 6 }, ...rest.cursor },
       hooks: {
@@ -335,9 +335,9 @@
       return row;
     }));
     u.over.append(tip);
-    const right = u.cursor.left > u.over.clientWidth / 2;
-    tip.style.left = right ? "auto" : `${u.cursor.left + 14}px`;
-    tip.style.right = right ? `${u.over.clientWidth - u.cursor.left + 14}px` : "auto";
+    const [over, figure] = [u.over.getBoundingClientRect(), u.root.closest(".chart").getBoundingClientRect()];
+    const beside = u.cursor.left > over.width / 2 ? u.cursor.left - 14 - tip.offsetWidth : u.cursor.left + 14;
+    tip.style.left = `${Math.max(figure.left - over.left, Math.min(beside, figure.right - over.left - tip.offsetWidth))}px`;
     tip.style.top = `${Math.max(0, Math.min(u.cursor.top - 10, u.over.clientHeight - tip.clientHeight))}px`;
   }
 

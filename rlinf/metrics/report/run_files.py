@@ -11,6 +11,8 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +85,18 @@ class RunFiles:
 
     def points(self, name: str) -> list[tuple[int, float]]:
         """Step and value of a metric where it was logged as a finite number; the last of equal steps counts."""
-        found = {row["step"]: float(row[name]) for row in self.rows if _is_finite(row.get(name))}
-        return sorted(found.items())
+        return self.curves.get(name, [])
+
+    @cached_property
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """The points of every metric, by name."""
+        found: dict[str, dict[int, float]] = {}
+        for row in self.rows:
+            step = row["step"]
+            for name, value in row.items():
+                if type(value) in (int, float) and isfinite(value):
+                    found.setdefault(name, {})[step] = value
+        return {name: list(values.items()) for name, values in found.items() if name != "step"}
 
 
 def read_runs(folders: Sequence[Path], *, may_be_empty: bool = False) -> list[RunFiles]:
@@ -207,7 +219,10 @@ def _table(found: Any) -> dict[str, Any] | None:
     if not found:
         return None
     columns = [str(name) for name in found["columns"]]
-    rows = [[str(cell) for cell in row] for row in found["rows"]]
+    rows = [
+        [f"{cell:.4g}" if type(cell) is float else str("" if cell is None else cell) for cell in row]
+        for row in found["rows"]
+    ]
     if any(len(row) != len(columns) for row in rows):
         raise ValueError("its table has rows of another length than its columns")
     return {"title": str(found.get("title") or ""), "columns": columns, "rows": rows}
@@ -254,7 +269,3 @@ def _read_object(path: Path) -> dict[str, Any] | None:
         problem = error
     logger.warning("%s is left out of the report: %s", path, problem)
     return None
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
