@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 import random
 import re
@@ -20,6 +21,7 @@ from rlinf.errors import UserError
 from rlinf.metrics.loggers import MetricLogger
 from rlinf.metrics.report import write_report
 from rlinf.metrics.report.charts import HEAT_COLUMNS, MOST_POINTS, make_charts
+from rlinf.metrics.report.page import page_code
 from rlinf.metrics.report.run_files import read_runs
 
 
@@ -337,6 +339,29 @@ def test_evaluations_alone_do_not_become_training_steps(tmp_path: Path) -> None:
     log(tmp_path, {1: {"env/success_once": 0.5, "time/step": 2.0}, 7: {"eval/success_once": 1.0, "time/eval": 99.0}})
     (run,) = read_runs([tmp_path])
     assert (run.steps, run.points("time/eval")) == (1, [])
+
+
+def test_an_expert_is_no_point_of_the_curve(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "eval/step_0").mkdir()
+    result = {"step": 0, "policy": {"kind": "expert", "path": None}, "episodes": episodes(8)}
+    (tmp_path / "eval/step_0/result.json").write_text(json.dumps(result))
+    page = read(write_report(tmp_path))
+    assert page.values["charts"]["Success-0"]["series"][1]["x"] == [2, 10]
+    assert "8/8 = 100.0 % [67.6, 100.0]" in page.text
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path)
+    page_code.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "distribution", _none)
+    with pytest.raises(UserError, match="pip install uplot-python"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def _none(name: str) -> None:
+    raise importlib.metadata.PackageNotFoundError(name)
 
 
 def test_changes_to_the_recipe_are_shown(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def _success(runs: Sequence[RunFiles]) -> list[Chart]:
     for index, run in enumerate(runs):
         if points := run.points(SUCCESS):
             series.append(_line(index, points, MOST_POINTS))
-        rates = {e.step: e.success for e in run.evaluations if e.step is not None and e.episodes}
+        rates = {e.step: e.success for e in run.evaluations if e.is_of_curve}
         if rates:
             ends = {"low": [_short(r.low) for r in rates.values()], "high": [_short(r.high) for r in rates.values()]}
             y = [_short(rate.rate) for rate in rates.values()]
@@ -177,7 +177,7 @@ def _training_heat(index: int, run: RunFiles) -> Chart | None:
 
 
 def _evaluation_heat(index: int, run: RunFiles) -> Chart | None:
-    placed = [one for one in run.evaluations if one.step is not None and one.episodes]
+    placed = [one for one in run.evaluations if one.is_of_curve]
     last = {one.step: one for one in placed}  # of several at one step, the last
     split = [one.by_task() for one in last.values()]
     names = sorted({name for tasks in split for name in tasks})

@@ -131,6 +131,7 @@ def _headlines(run: RunFiles) -> dict[str, Rate]:
     """The rates to show first: of the summary, else of the first and the last evaluation; then of training."""
     found = {name: rate for name, value in run.summary.items() if (rate := _rate(value))}
     played = [one for one in run.evaluations if one.episodes]
+    played = [one for one in played if one.is_of_curve] or played
     if played and not found:
         shown = {f"evaluation{at_step(one)}": one.success for one in (played[0], played[-1])}
         found = shown if len(shown) > 1 else {f"evaluation{at_step(played[-1])}": played[-1].success}

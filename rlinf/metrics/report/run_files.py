@@ -41,6 +41,11 @@ class Evaluation:
     policy: str  # what acted: a path, `random` or `expert`; empty where the file does not say
     protocol: str  # hash of all that changes a number; empty where the file does not say
 
+    @property
+    def is_of_curve(self) -> bool:
+        """Whether it measures the run's policy at a step; a scripted expert has its row in the table alone."""
+        return self.step is not None and bool(self.episodes) and self.policy != "expert"
+
     def by_task(self) -> dict[str, list[dict[str, Any]]]:
         """The episodes of each task, by name."""
         found: dict[str, list[dict[str, Any]]] = {}
