@@ -205,6 +205,8 @@ def test_videos_say_what_they_show(tmp_path: Path) -> None:
         (tmp_path / f"eval/step_{step}/result.json").write_text(json.dumps(result))
         (tmp_path / f"video/eval/{step}.mp4").write_bytes(b"film")
     (tmp_path / "video/train").mkdir()
+    (tmp_path / "demos/videos/observation.images.top").mkdir(parents=True)
+    (tmp_path / "demos/videos/observation.images.top/0.mp4").write_bytes(b"film")
     for number in (2, 10, 9):
         (tmp_path / f"video/train/{number}.mp4").write_bytes(b"film")
     text = write_report(tmp_path).read_text(encoding="utf-8")

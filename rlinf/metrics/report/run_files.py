@@ -175,9 +175,10 @@ def _evaluation_files(folder: Path) -> list[Path]:
 
 
 def _video_files(folder: Path) -> list[Path]:
-    """Complete recordings below the folder, 2.mp4 before 10.mp4."""
+    """Complete recordings below the folder, 2.mp4 before 10.mp4; films of a dataset's cameras are none."""
+    found = (path for path in folder.rglob("*.mp4") if not path.name.endswith(".part.mp4"))
     return sorted(
-        (path for path in folder.rglob("*.mp4") if not path.name.endswith(".part.mp4")),
+        (path for path in found if not any(part.startswith("observation.") for part in path.parts)),
         key=lambda path: [int(text) if text.isdigit() else text for text in re.split(r"(\d+)", str(path))],
     )
 
