@@ -255,14 +255,35 @@ def doctor() -> None:
         raise typer.Exit(MISTAKE)
 
 
-@app.command()
-def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run, the one that holds metrics.jsonl.")]) -> None:
-    """Write report.html for a finished or running run."""
+@app.command(epilog="Example: rlinf report logs/mine logs/other -o both.html")
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, which hold metrics.jsonl.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Page to write; default report.html, in the folder of a single run."
+        ),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page on this machine while the runs train; writes nothing.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="With --live: port on 127.0.0.1; 0 takes a free one.")
+    ] = 0,
+) -> None:
+    """Write one page about finished or running runs: success, evaluations, curves, time, videos, config."""
+    if live:
+        if output is not None:
+            raise UserError("--live serves the page and writes no file: leave out --output, or --live")
+        from rlinf.metrics.report.live import serve_report
+
+        serve_report(runs, port=port, say=typer.echo)
+        return
+    if port:
+        raise UserError("--port needs --live")
     from rlinf.metrics.report import write_report
 
-    if not (run_dir / "metrics.jsonl").is_file():
-        raise UserError(f"{run_dir} holds no metrics.jsonl, so it is not a run folder")
-    typer.echo(f"report: {write_report(run_dir)}")
+    typer.echo(f"report: {write_report(*runs, out=output)}")
 
 
 @app.command(epilog="Example: rlinf export logs/try/toy_ppo_compact/checkpoints/global_step_2 checkpoints/try")

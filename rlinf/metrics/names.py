@@ -234,6 +234,15 @@ _BYTES = (
     Metric("offload/bytes", "bytes", "weights and optimiser state moved between devices and hosts, both ways", "sum"),
 )
 
+_SYSTEM = (
+    Metric("system/cpu", "share", "processors of the driver's machine at work since the last step, by whomever"),
+    Metric("system/host_memory", "bytes", "memory of the driver's machine in use, caches not counted", "last"),
+    Metric(
+        "system/device_memory", "bytes", "in use on its fullest NVIDIA device at the end of the step, else 0", "max"
+    ),
+    Metric("system/disk_free", "bytes", "left on the disk of the run's folder", "last"),
+)
+
 GROUPS: dict[str, tuple[Metric, ...]] = {
     "Training": _TRAIN,
     "Rollout": _ROLLOUT,
@@ -241,6 +250,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
     "Evaluation": _EVAL,
     "Time": _TIME,
     "Bytes": _BYTES,
+    "System": _SYSTEM,
 }
 METRICS: dict[str, Metric] = {metric.name: metric for rows in GROUPS.values() for metric in rows}
 CANONICAL: dict[str, str] = {alias: metric.name for metric in METRICS.values() for alias in metric.aliases}
@@ -306,8 +316,8 @@ line, at the checkpoint's step, to every backend.
 Reduction says how the values of micro batches and ranks become one number. A mean is weighted by the number of unmasked
 entries (or episodes) behind each value; a timer sums within a rank and shows the slowest rank. Timers of workers count
 calls, not waiting for their arguments. `<task>` and `<group>` stand for one path component. Values that are not finite
-are `null` in `metrics.jsonl`. Apart from `time/...` and `sync/bytes`, a resumed run logs what an uninterrupted one
-logs.
+are `null` in `metrics.jsonl`. Apart from `time/...`, `system/...` and `sync/bytes`, a resumed run logs what an
+uninterrupted one logs.
 """
 
 

@@ -18,6 +18,7 @@ from rlinf.errors import UserError, writing
 from rlinf.metrics.console import RunConsole
 from rlinf.metrics.episode_summary import evaluation_metrics, group_rates, own_metrics, task_rates
 from rlinf.metrics.loggers import MetricLogger, check_backends
+from rlinf.metrics.machine import Machine
 from rlinf.metrics.names import expand, guide_name
 from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
@@ -66,6 +67,7 @@ class RunLog:
         self.last_evaluation = 0  # its step
         self.training_rates: list[tuple[int, Rate]] = []  # success of the first and of the last step with episodes
         self.report: Path | None = None  # once it is written
+        self._machine = Machine(self.folder)
 
     def start(self, first_step: int, total_steps: int) -> None:
         """Called once the run knows where it begins; a resumed run drops what later steps had logged."""
@@ -78,7 +80,7 @@ class RunLog:
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.last_metrics = metrics
-        self._open(step).log(step, metrics)
+        self._open(step).log(step, metrics | self._machine.sample())
         self.console.step(step, metrics)
         if (episodes := round(metrics.get("env/num_trajectories", 0))) > 0:
             rate = Rate(round(metrics["env/success_once"] * episodes), episodes)

@@ -150,7 +150,10 @@ TABLE = {
         ["export", "/no/such/global_step_3", "out"],
         "CHECKPOINT=/no/such/global_step_3 does not exist; there: no checkpoints",
     ),
-    "not a run folder": (["report", "/no/such/run"], "/no/such/run holds no metrics.jsonl, so it is not a run folder"),
+    "not a run folder": (
+        ["report", "/no/such/run"],
+        "/no/such/run is not a folder; a report is made of run folders, which hold metrics.jsonl",
+    ),
 }
 
 

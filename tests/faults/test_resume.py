@@ -23,7 +23,7 @@ OVERRIDES = ["runner.max_epochs=4", "runner.save_interval=1", "env.train.auto_re
 
 def lines(folder: Path) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "run" and not k.startswith("time/")} for row in rows]
+    return [{k: v for k, v in row.items() if k != "run" and not k.startswith(("time/", "system/"))} for row in rows]
 
 
 def checkpoint(folder: Path, step: int = 4) -> Path:

@@ -66,6 +66,7 @@ RUNS = {
             "messages/bytes",
             "sync/bytes",
             "offload/bytes",
+            "system/*",
         ),
     ),
     "groups that are filtered": Logged(

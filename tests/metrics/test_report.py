@@ -1,135 +1,404 @@
-"""The report says the numbers that the run's files hold; the charts draw them where they belong."""
+"""The report says the numbers that the runs' files hold, draws them where they belong, and runs nothing of theirs."""
 
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
 import json
+import random
 import re
-import xml.etree.ElementTree as ElementTree
+import shutil
+import subprocess
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlinf.config.schema import LoggerConfig
 from rlinf.errors import UserError
-from rlinf.metrics.curves import Series, curve_svg, nice_ticks
 from rlinf.metrics.loggers import MetricLogger
 from rlinf.metrics.report import write_report
+from rlinf.metrics.report.charts import HEAT_COLUMNS, MOST_POINTS, make_charts
+from rlinf.metrics.report.page import page_code
+from rlinf.metrics.report.run_files import read_runs
+
+
+def log(folder: Path, rows: dict[int, dict[str, float]], config: dict[str, Any] | None = None) -> None:
+    logger = MetricLogger(LoggerConfig(log_path=str(folder), logger_backends=[]), config or {}, resume_step=None)
+    for step, metrics in rows.items():
+        logger.log(step, metrics)
+    logger.close()
+
+
+def episodes(successes: int, video: str | None = None) -> list[dict[str, Any]]:
+    """Eight episodes of two tasks; those of even index are of the first."""
+    return [
+        {
+            "task": ("<door>", "reach")[i % 2],
+            "reset_id": i,
+            "steps": 10 + i,
+            "success_once": i < successes,
+            "success_at_end": False,
+            "video": video,
+        }
+        for i in range(8)
+    ]
 
 
 def make_run(folder: Path) -> None:
-    logger = MetricLogger(LoggerConfig(log_path=str(folder), logger_backends=[]), {"seed": 7}, resume_step=None)
-    for step in (1, 2, 3, 4):
-        metrics = {"env/success_once": step / 4, "train/actor/policy_loss": -0.1, "time/step": 30.0}
-        logger.log(step, metrics | {"time/generate_rollouts": 20.0, "train/actor/grad_norm": float("nan")})
-    logger.close()
-    (folder / "eval").mkdir()
-    for step, successes in ((2, 3), (10, 6)):
-        episodes = [
-            {
-                "task": ("<door>", "reach")[i % 2],
-                "reset_id": i,
-                "steps": 10 + i,
-                "success_once": i < successes,
-                "success_at_end": False,
-            }
-            for i in range(8)
-        ]
-        (folder / "eval" / f"step_{step}.json").write_text(json.dumps({"step": step, "episodes": episodes}))
+    metrics = {"train/actor/policy_loss": -0.1, "time/step": 30.0, "time/generate_rollouts": 20.0}
+    metrics |= {"train/actor/grad_norm": float("nan")}
+    log(folder, {step: {"env/success_once": step / 4, **metrics} for step in (1, 2, 3, 4)}, {"seed": 7})
+    (folder / "video" / "eval").mkdir(parents=True)
+    (folder / "video" / "eval" / "seed 0.mp4").write_bytes(b"film")
+    (folder / "eval" / "step_10").mkdir(parents=True)
+    (folder / "eval" / "step_2.json").write_text(json.dumps({"step": 2, "episodes": episodes(3)}))  # as it once was
+    result = {"schema": "rlinf-result", "version": 1, "step": 10, "policy": {"kind": "random", "path": None}}
+    result |= {"protocol_hash": "abcdef0123", "episodes": episodes(6, "video/eval/seed 0.mp4")}
+    result |= {"table": {"title": "Own & <proud>", "columns": ["split", "length"], "rows": [["<hard>", 1 / 3]]}}
+    (folder / "eval" / "step_10" / "result.json").write_text(json.dumps(result))
     summary = {"before": {"successes": 33, "trials": 128}, "after": {"successes": 109, "trials": 128}, "seconds": 181.5}
     (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "video").mkdir()
-    (folder / "video" / "seed 0.mp4").write_bytes(b"")
+
+
+class Page(HTMLParser):
+    """What a browser would find in a page: its tags, its scripts and styles, its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.code: dict[str, list[str]] = {"script": [], "style": []}
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag in self.code:
+            self.code[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in self.code:
+            self.code[self._inside][-1] += data
+        else:
+            self.text += data
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return json.loads(self.code["script"][0])
+
+
+def read(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
 
 
 def test_report_holds_the_numbers(tmp_path: Path) -> None:
     make_run(tmp_path)
-    page = write_report(tmp_path).read_text(encoding="utf-8")
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    page = Page(text)
     for shown in (
-        "4 training steps, 2.0 min of training",
-        "33/128 = 25.8 % [19.0, 34.0]",
-        "109/128 = 85.2 % [78.0, 90.3]",
+        "4 training steps · 2.0 min of training",
+        "33 of 128, 95 % interval 19.0 to 34.0 %",
+        "109 of 128, 95 % interval 78.0 to 90.3 %",
         "seconds: 181.5",
         "3/8 = 37.5 % [13.7, 69.4]",
         "6/8 = 75.0 % [40.9, 92.9]",
         "3/4 = 75.0 % [30.1, 95.4]",  # one task of the last evaluation
-        "30.00 s per training step",
-        "20.00 s</td><td class=num>67 %",
-        'src="video/seed%200.mp4"',
-        'href="eval/step_10.json"',
+        "20.00 s",
+        "67 %",
+        "evaluation, step 10, success 6/8",  # of the video that the result names
+        "Own & <proud>",
+        "<hard>0.3333",
+        "<door>",
         "seed: 7",
-        "&lt;door&gt;",
+        "train/actor/policy_loss -0.1",  # it never changed: no chart
     ):
-        assert shown in page, shown
-    assert page.index("step_2.json") < page.index("step_10.json")
-    assert "train/actor/policy_loss" in page
-    assert "train/actor/grad_norm" not in page  # no finite value, no chart
-    assert "<door>" not in page
+        assert shown in page.text, shown
+    assert page.text.index("step_2.json") < page.text.index("step_10/result.json")
+    assert "train/actor/grad_norm" not in page.text  # no finite value
+    assert 'href="eval/step_10/result.json"' in text
+    success = page.values["charts"]["Success-0"]
+    assert success["series"][0] == {"run": 0, "x": [1, 2, 3, 4], "y": [0.25, 0.5, 0.75, 1.0]}
+    assert (success["series"][1]["x"], success["series"][1]["y"]) == ([2, 10], [0.375, 0.75])
+    assert (success["series"][1]["low"][0], success["series"][1]["high"][0]) == pytest.approx((0.13684, 0.69426))
 
 
-def test_report_needs_no_network_and_no_script(tmp_path: Path) -> None:
+def test_only_the_pages_own_scripts_may_run_and_nothing_is_loaded(tmp_path: Path) -> None:
     make_run(tmp_path)
-    page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "<script" not in page
-    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
+    page = read(write_report(tmp_path))
+    policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy") or ""
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "connect-src" not in rules
+    assert rules["base-uri"] == rules["form-action"] == "'none'"
+
+    def hashed(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    scripts = page.code["script"][1:]
+    assert [a for t, a in page.tags if t == "script"] == [{"type": "application/json", "id": "data"}, {}, {}]
+    assert rules["script-src"] == " ".join(map(hashed, scripts))
+    assert rules["style-src"] == hashed(page.code["style"][0])
+    assert not any("style" in attrs or any(name.startswith("on") for name in attrs) for _, attrs in page.tags)
+    assert not {"img", "iframe", "link", "object", "base", "form"} & {tag for tag, _ in page.tags}
+    loaded = [attrs.get("src") or "" for _, attrs in page.tags if "src" in attrs]
+    assert all(source.startswith("data:video/mp4;base64,") for source in loaded)
+    assert "http" not in scripts[1]
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|sendBeacon|import|eval)\s*\(", scripts[0])
+    assert "MIT Licensed" in scripts[0]
 
 
-def test_links_follow_the_page(tmp_path: Path) -> None:
+def test_names_from_outside_stay_text(tmp_path: Path) -> None:
+    evil = "<script>alert(1)<!--"
+    attribute = '"><img src=x onerror=alert(1)>'
+    run = tmp_path / evil
+    make_run(run)
+    plain = read(write_report(run, out=tmp_path / "plain.html"))
+    log(run, {1: {f"env/task/{evil}/success_once": 0.5}}, {"runner": {"note": f"</pre>{evil}{attribute}"}})
+    record = {"id": attribute, "name": evil, "starts": [{"command": f"rlinf train {evil} x={attribute}", "host": evil}]}
+    (run / "run.json").write_text(json.dumps(record))
+    (run / "summary.json").write_text(json.dumps({f"{evil}{attribute}": {"successes": 1, "trials": 2}, "a": attribute}))
+    result = json.loads((run / "eval/step_10/result.json").read_text())
+    result |= {
+        "policy": {"path": attribute},
+        "protocol_hash": attribute,
+        "groups": {evil: {"successes": 1, "trials": 1}},
+    }
+    result["table"] = {"title": evil, "columns": [attribute], "rows": [[evil]]}
+    result["episodes"][0]["task"] = f"</script>{attribute}"
+    (run / "eval/step_10/result.json").write_text(json.dumps(result))
+    (run / "video" / attribute.replace("/", "")).with_suffix(".mp4").write_bytes(b"x" * 700_000)
+    page = read(write_report(run, out=tmp_path / "evil.html"))
+    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in plain.tags} | {"ul", "li"}  # of other recordings
+    assert len(page.code["script"]) == 3
+    assert page.values["runs"] == [evil]
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+    assert page.text.count(evil) > 5
+    assert page.text.count(attribute) > 5
+
+
+def test_links_follow_the_page_and_small_videos_are_inside(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    page = write_report(tmp_path / "run", out=tmp_path / "pages" / "a.html")
-    assert 'src="../run/video/seed%200.mp4"' in page.read_text(encoding="utf-8")
-    assert 'href="../run/eval/step_2.json"' in page.read_text(encoding="utf-8")
+    film = tmp_path / "run/video/eval/seed 0.mp4"
+    page = read(write_report(tmp_path / "run", out=tmp_path / "pages/a.html"))
+    links = {attrs.get("href") for tag, attrs in page.tags if tag == "a"}
+    assert {"../run/video/eval/seed%200.mp4", "../run/eval/step_2.json"} <= links
+    (video,) = (attrs for tag, attrs in page.tags if tag == "video")
+    assert video["src"] == "data:video/mp4;base64," + base64.b64encode(b"film").decode()
+    film.write_bytes(b"film" * 200_000)
+    page = read(write_report(tmp_path / "run", out=tmp_path / "pages/a.html"))
+    (video,) = (attrs for tag, attrs in page.tags if tag == "video")
+    assert video["src"] == "../run/video/eval/seed%200.mp4"
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_videos_say_what_they_show(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    for step, successes in ((0, 1), (20, 8)):
+        result = {"step": step, "episodes": episodes(successes, f"video/eval/{step}.mp4")}
+        (tmp_path / f"eval/step_{step}").mkdir()
+        (tmp_path / f"eval/step_{step}/result.json").write_text(json.dumps(result))
+        (tmp_path / f"video/eval/{step}.mp4").write_bytes(b"film")
+    (tmp_path / "video/train").mkdir()
+    (tmp_path / "demos/videos/observation.images.top").mkdir(parents=True)
+    (tmp_path / "demos/videos/observation.images.top/0.mp4").write_bytes(b"film")
+    for number in (2, 10, 9):
+        (tmp_path / f"video/train/{number}.mp4").write_bytes(b"film")
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    labels = re.findall(r"<figcaption><b>(.*?)</b> <a[^>]*>(.*?)</a>", text)
+    assert labels == [
+        ("before: evaluation, step 0, success 1/8 = 12.5 % [2.2, 47.1]", "video/eval/0.mp4"),
+        ("after: evaluation, step 20, success 8/8 = 100.0 % [67.6, 100.0]", "video/eval/20.mp4"),
+        ("before: training, first recording", "video/train/2.mp4"),
+        ("after: training, last recording", "video/train/10.mp4"),
+    ]
+    assert "2 other recordings" in text  # seed 0.mp4 of step 10, and 9.mp4
+
+
+def test_an_empty_or_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds nothing to report"):
         write_report(tmp_path)
+    with pytest.raises(UserError, match="none is not a folder"):
+        write_report(tmp_path / "none")
 
 
-def test_points_are_drawn_to_scale() -> None:
-    svg = curve_svg([Series("a", [(0, 0.0), (5, 0.5), (10, 1.0)])], title="<t>", percent=True, width=640, height=300)
-    root = ElementTree.fromstring(svg)
-    line = root.find("{http://www.w3.org/2000/svg}polyline")
-    assert line is not None
-    assert line.attrib["points"] == "56.0,262.0 339.0,154.0 622.0,46.0"
-    assert "&lt;t&gt;" in svg
+def test_several_runs_share_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, rate in (("a/run", 0.25), ("b/run", 0.75)):
+        config = {"runner": {"logger": {"log_path": name}}, "lr": rate, "video": f"{name}/video", "same": 1}
+        log(Path(name), {1: {"env/success_once": rate, "time/step": 2.0}, 2: {"env/success_once": 1.0}}, config)
+    out = write_report(Path("a/run"), Path("b/run"))
+    assert out == Path("report.html")
+    page = read(out)
+    assert page.values["runs"] == ["a/run", "b/run"]
+    assert [(line["run"], line["y"]) for line in page.values["charts"]["Success-0"]["series"]] == [
+        (0, [0.25, 1.0]),
+        (1, [0.75, 1.0]),
+    ]
+    text = out.read_text(encoding="utf-8")
+    table = text[text.index("different between the runs") :]
+    assert re.findall(r"<td><code>(.*?)</code></td>", table[: table.index("</table>")]) == ["lr"]
+    with pytest.raises(UserError, match=r"a/\.\./b/run is given twice"):
+        write_report(Path("b/run"), Path("a/../b/run"))
 
 
-def test_intervals_are_drawn_as_bars_and_one_point_is_enough() -> None:
-    svg = curve_svg([Series("e", [(3, 0.5)], [(0.25, 0.75)])], title="t", percent=True)
-    assert 'y1="208.0" y2="100.0"' in svg
-    assert "50.0 %" in svg
+def test_no_file_of_others_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abc":
+        log(Path(name), {1: {"env/success_once": 0.5}})
+    a, b, c = map(Path, "abc")
+    Path("report.html").write_text("mine")
+    assert write_report(a, b) == Path("report-2.html")
+    assert write_report(a, b) == Path("report-2.html")  # the report of the same runs
+    assert write_report(a, c) == Path("report-3.html")
+    assert Path("report.html").read_text() == "mine"
+    before = Path("report-2.html").read_text()
+    for taken in ("report.html", "report-2.html"):
+        with pytest.raises(UserError, match=f"{taken} exists and is not a report of these runs"):
+            write_report(b, c, out=Path(taken))
+    assert Path("report-2.html").read_text() == before
+    assert write_report(a) == write_report(a) == a / "report.html"
+    (b / "report.html").write_text("my own notes")
+    with pytest.raises(UserError, match="is not a report of this run"):
+        write_report(b)
+    assert (b / "report.html").read_text() == "my own notes"
 
 
-def test_long_curves_are_thinned_and_keep_their_last_point() -> None:
-    svg = curve_svg([Series("a", [(i, float(i)) for i in range(4001)])], title="t")
-    points = re.findall(r'points="([^"]+)"', svg)[0].split()
-    assert len(points) <= 1001
-    assert points[-1].startswith("622.0,")
+def test_ten_thousand_steps_make_a_page_below_5_mb(tmp_path: Path) -> None:
+    """Curves of a long run are thinned to means, with the smallest and largest value; counts stay exact."""
+    names = [f"task-{i:02}" for i in range(50)]
+    draw = random.Random(0)
+    curves = ["train/actor/policy_loss", "train/critic/value_loss", "time/step", "time/actor_training", "env/return"]
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(1, 10_001):
+            row: dict[str, float] = {"step": step, "env/success_once": step / 10_000}
+            row |= {name: draw.random() for name in curves}
+            task = names[step % 50]
+            row |= {f"env/task/{task}/success_once": 0.25, f"env/task/{task}/num_trajectories": 4.0}
+            file.write(json.dumps(row) + "\n")
+    out = write_report(tmp_path)
+    assert out.stat().st_size < 5_000_000
+    page = read(out)
+    (line,) = page.values["charts"]["Success-0"]["series"]
+    assert len(line["x"]) == len(line["y"]) == MOST_POINTS
+    assert (line["x"][-1], line["steps"]) == (10_000, 10)
+    assert (line["y"][0], line["low"][0], line["high"][0]) == pytest.approx((0.00055, 0.0001, 0.001))
+    heat = page.values["charts"]["Success by task-0"]
+    assert len(heat["rows"]) == 50
+    assert len(heat["edges"]) <= HEAT_COLUMNS
+    counts = [tuple(map(int, said.split("/"))) for row in heat["said"] for said in row if said]
+    assert (sum(won for won, _ in counts), sum(played for _, played in counts)) == (10_000, 40_000)
 
 
-def test_a_chart_without_points_is_refused() -> None:
-    with pytest.raises(ValueError, match="'t' has no points"):
-        curve_svg([Series("a", [])], title="t")
+def test_many_curves_share_the_room_of_a_page(tmp_path: Path) -> None:
+    folders = [tmp_path / f"run{i}" for i in range(30)]
+    for folder in folders:
+        folder.mkdir()
+        lines = [{"step": s, "time/step": 1.0, "env/return": s / 7, "env/reward": s / 3} for s in range(1, 301)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    charts = make_charts(read_runs(folders))
+    assert {len(line["x"]) for chart in charts["Environment"] for line in chart["series"]} == {300}
+    assert write_report(*folders, out=tmp_path / "all.html").stat().st_size < 5_000_000
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [(0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]), (-3.0, 7.0, [-2.0, 0.0, 2.0, 4.0, 6.0]), (0.0, 1e-5, 6)],
-)
-def test_ticks_are_round(low: float, high: float, ticks: list[float] | int) -> None:
-    found = nice_ticks(low, high)
-    assert len(found) == ticks if isinstance(ticks, int) else found == pytest.approx(ticks)
-
-
-def test_every_task_has_a_chart_of_its_success(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    assert "<h2>Success by task</h2>" in (page := write_report(tmp_path).read_text(encoding="utf-8"))
-    assert 'aria-label="&lt;door&gt;"' in page
-    only_trained = tmp_path / "trained"
-    logger = MetricLogger(LoggerConfig(log_path=str(only_trained), logger_backends=[]), {}, resume_step=None)
+def test_heat_maps_count_episodes(tmp_path: Path) -> None:
+    rows = {
+        1: {"env/task/a/success_once": 0.5, "env/task/a/num_trajectories": 4.0},
+        2: {"env/task/b/success_once": 1.0, "env/task/b/num_trajectories": 2.0},
+    }
+    log(tmp_path, rows)
+    (heat,) = make_charts(read_runs([tmp_path]))["Success by task"]
+    assert heat["rows"] == ["b", "a"]  # by the success they end with
+    assert heat["cells"] == [[None, 1.0], [0.5, None]]
+    assert heat["said"] == [["", "2/2"], ["2/4", ""]]
     for step in (1, 2):
-        logger.log(step, {"env/success_once": 0.5, "env/task/reach-v3/success_once": 0.25 * step})
-    logger.close()
-    page = write_report(only_trained).read_text(encoding="utf-8")
-    (chart,) = re.findall(r'<svg[^>]*aria-label="reach-v3".*?</svg>', page)
-    drawn = ElementTree.fromstring(chart)
-    titles = [node.text for node in drawn.iter() if node.tag.endswith("title")]
-    assert titles == ["training episodes, 1: 25.0 %", "training episodes, 2: 50.0 %"]
+        (tmp_path / f"eval/step_{step}").mkdir(parents=True)
+        (tmp_path / f"eval/step_{step}/result.json").write_text(json.dumps({"step": step, "episodes": episodes(4)}))
+    _, heat = make_charts(read_runs([tmp_path]))["Success by task"]
+    assert (heat["edges"], heat["rows"]) == ([1, 2], ["<door>", "reach"])
+    assert heat["said"] == [["2/4", "2/4"], ["2/4", "2/4"]]
+
+
+def test_phases_add_up_to_the_step(tmp_path: Path) -> None:
+    times = {"time/step": 10.0, "time/generate_rollouts": 6.0, "time/actor_training": 3.0}
+    log(tmp_path, {1: {"env/steps": 1.0, **times}, 2: {"env/steps": 1.0, "time/step": 4.0, "time/save": 1.0}})
+    (chart,) = make_charts(read_runs([tmp_path]))["Time"]
+    layers = {layer["label"]: layer["y"] for layer in chart["series"]}
+    assert layers == {
+        "generate_rollouts": [6.0, 0.0],
+        "actor_training": [3.0, 0.0],
+        "save": [0.0, 1.0],
+        "everything else": [1.0, 3.0],
+    }
+
+
+def test_evaluations_alone_do_not_become_training_steps(tmp_path: Path) -> None:
+    log(tmp_path, {1: {"env/success_once": 0.5, "time/step": 2.0}, 7: {"eval/success_once": 1.0, "time/eval": 99.0}})
+    (run,) = read_runs([tmp_path])
+    assert (run.steps, run.points("time/eval")) == (1, [])
+
+
+def test_an_expert_is_no_point_of_the_curve(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (tmp_path / "eval/step_0").mkdir()
+    result = {"step": 0, "policy": {"kind": "expert", "path": None}, "episodes": episodes(8)}
+    (tmp_path / "eval/step_0/result.json").write_text(json.dumps(result))
+    page = read(write_report(tmp_path))
+    assert page.values["charts"]["Success-0"]["series"][1]["x"] == [2, 10]
+    assert "8/8 = 100.0 % [67.6, 100.0]" in page.text
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path)
+    page_code.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "distribution", _none)
+    with pytest.raises(UserError, match="pip install uplot-python"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def _none(name: str) -> None:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_changes_to_the_recipe_are_shown(tmp_path: Path) -> None:
+    from rlinf.config.load import load_config
+    from rlinf.metrics.run_log import RunLog
+
+    settings = ["runner.seed=3", "algorithm.gamma=0.5", f"runner.logger.log_path={tmp_path}"]
+    log = RunLog(load_config("toy_ppo_compact", [*settings, "runner.logger.logger_backends=[]"]))
+    log.start(0, 1)
+    log.log(1, {"env/success_once": 0.5})
+    log.close()
+    record = json.loads((tmp_path / "run.json").read_text())
+    record["starts"][-1]["command"] = "rlinf train -v toy_ppo_compact runner.seed=3"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    (run,) = read_runs([tmp_path])
+    assert run.changes is not None
+    changed = {key: pair for key, pair in run.changes.keys.items() if key != "runner.logger.logger_backends"}
+    assert (run.changes.recipe, changed) == ("toy_ppo_compact", {"runner.seed": (0, 3), "algorithm.gamma": (0.99, 0.5)})
+    record["starts"][-1]["command"] = "rlinf train no_such_recipe"
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert read_runs([tmp_path])[0].changes is None
+
+
+@pytest.mark.slow
+def test_a_browser_draws_the_page_without_a_complaint(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    make_run(tmp_path)
+    page = write_report(tmp_path).resolve().as_uri()
+    options = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --enable-logging=stderr"
+    )
+    done = subprocess.run(
+        [browser, *options.split(), "--virtual-time-budget=3000", "--dump-dom", page], capture_output=True, text=True
+    )
+    assert "CONSOLE" not in done.stderr
+    assert done.stdout.count("<canvas") >= 1  # what is near the screen

@@ -31,7 +31,9 @@ def run(folder: Path, address: str, *overrides: str) -> tuple[list[dict[str, flo
     finally:
         runner.close()
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines], runner
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "system/"))} for line in lines
+    ], runner
 
 
 def test_the_runner_is_chosen_by_staleness(tmp_path, ray_address):

@@ -25,7 +25,9 @@ def train(cfg: Config, *, devices: list[int] | None = None) -> tuple[list[dict[s
     finally:
         runner.close()
     lines = (Path(cfg.runner.logger.log_path) / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines], runner
+    return [
+        {k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "system/"))} for line in lines
+    ], runner
 
 
 def small(folder: Path, address: str | None, *overrides: str) -> Config:
