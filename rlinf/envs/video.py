@@ -1,10 +1,15 @@
-"""Videos of several envs: frames tiled into a grid, with captions, written to an mp4 file as they come."""
+"""Videos of several envs: frames tiled into a grid, with captions, written to an mp4 file as they come.
+
+Captions, tiling and encoding are done by a thread, so that simulators do not wait for them.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +22,8 @@ from rlinf.errors import UserError, install_line
 
 logger = logging.getLogger(__name__)
 MIN_TILE = 128  # pixels: smaller images are enlarged so that captions can be read
+MAX_GRID = 960  # pixels: images of wider grids are made smaller
+WAITING = 16  # frames of a grid that may wait for the thread before a simulator waits for it
 LETTERS, LINE = 10, 11  # height of letters and distance between lines on a tile of 128 pixels; both grow with it
 
 
@@ -37,17 +44,29 @@ class VideoRecorder:
         self._container: Any = None
         self._stream: Any = None
         self._tiles: list[np.ndarray] = []
-        self._given_up = self._warned = False  # of the file being written; of any
+        self._begun = self._given_up = False  # of the file being written
+        self._warned = False  # of any
         self.path: Path | None = None  # the file being written, or the last one
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="video")
+        self._waiting: deque[Future[None]] = deque()
 
     def write(self, frames: Sequence[np.ndarray | None], captions: Sequence[Sequence[str]]) -> None:
         """Add one frame: an image u8 [H, W, 3] per env with its caption lines; None keeps an env's last image."""
-        self._try(lambda: self._write(frames, captions))
+        _packages()  # where one is missing, the run is told, not the thread
+        if not self._begun:
+            self._begun = True
+            self._try(self._choose_name)  # now: who asks for the path of this file may do so at once
+        kept = [None if frame is None else frame.copy() for frame in frames]  # their memory is used again
+        while len(self._waiting) >= WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._try, lambda: self._write(kept, captions)))
 
     def flush(self) -> None:
         """Finish the file; until then it is named `<count>.part.mp4`."""
-        self._try(self._finish)
-        self._container, self._stream, self._tiles, self._given_up = None, None, [], False
+        self._waiting.clear()
+        self._thread.submit(self._try, self._finish).result()  # after all frames
+        self._container, self._stream, self._tiles = None, None, []
+        self._begun = self._given_up = False
 
     def _try(self, action: Callable[[], None]) -> None:
         """Do something with the file; if that fails the file is deleted, and nothing is tried until the next one."""
@@ -71,11 +90,11 @@ class VideoRecorder:
 
     def _write(self, frames: Sequence[np.ndarray | None], captions: Sequence[Sequence[str]]) -> None:
         if not self._tiles:
-            blank = np.zeros_like(enlarge(next(f for f in frames if f is not None)))
+            blank = np.zeros_like(fit(next(f for f in frames if f is not None), len(frames)))
             self._tiles = [blank for _ in frames]
         for i, frame in enumerate(frames):
             if frame is not None:
-                self._tiles[i] = draw_lines(enlarge(frame), captions[i] if self._captions_wanted else ())
+                self._tiles[i] = draw_lines(fit(frame, len(frames)), captions[i] if self._captions_wanted else ())
         self._encode(tile(self._tiles))
 
     def _finish(self) -> None:
@@ -94,23 +113,29 @@ class VideoRecorder:
         for packet in self._stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
             self._container.mux(packet)
 
-    def _open(self, av: Any, width: int, height: int) -> None:
-        """Begin the next file whose name is free."""
+    def _choose_name(self) -> None:
+        """Take the next name that is free."""
         self._folder.mkdir(parents=True, exist_ok=True)
         while (self._folder / f"{self._count}.mp4").exists():
             self._count += 1
         self.path = self._folder / f"{self._count}.mp4"
+
+    def _open(self, av: Any, width: int, height: int) -> None:
+        """Begin the file."""
+        assert self.path is not None
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
         self._container = av.open(str(self.path.with_suffix(".part.mp4")), "w", format="mp4")
         self._container.metadata["comment"] = self._comment
-        self._stream = self._container.add_stream(codec, self._fps, width=width, height=height, pix_fmt="yuv420p")
+        quick = {"preset": "veryfast"} if codec == "libx264" else {}
+        self._stream = self._container.add_stream(
+            codec, self._fps, options=quick, width=width, height=height, pix_fmt="yuv420p"
+        )
         self._stream.codec_context.thread_count = 1
 
 
 def tile(images: Sequence[np.ndarray]) -> np.ndarray:
     """A grid of equal images with int(sqrt(n)) rows, padded to even sides as video codecs want."""
-    rows = max(1, math.isqrt(len(images)))
-    columns = -(-len(images) // rows)
+    rows, columns = grid_shape(len(images))
     height, width = images[0].shape[:2]
     grid = np.zeros((height * rows + height * rows % 2, width * columns + width * columns % 2, 3), np.uint8)
     for i, image in enumerate(images):
@@ -119,10 +144,23 @@ def tile(images: Sequence[np.ndarray]) -> np.ndarray:
     return grid
 
 
-def enlarge(image: np.ndarray) -> np.ndarray:
-    """The image, repeated by a whole factor where a side is below MIN_TILE pixels."""
-    factor = -(-MIN_TILE // min(image.shape[:2]))
-    return image.repeat(factor, 0).repeat(factor, 1) if factor > 1 else image
+def grid_shape(count: int) -> tuple[int, int]:
+    """Rows and columns of a grid of so many images."""
+    rows = max(1, math.isqrt(count))
+    return rows, -(-count // rows)
+
+
+def fit(image: np.ndarray, count: int) -> np.ndarray:
+    """The image at the size it has among `count` in a grid.
+
+    It is enlarged by a whole factor where a side is below MIN_TILE pixels, and made smaller by one where the grid is
+    wider than MAX_GRID.
+    """
+    shortest = min(image.shape[:2])
+    if (larger := -(-MIN_TILE // shortest)) > 1:
+        return image.repeat(larger, 0).repeat(larger, 1)
+    smaller = min(-(-grid_shape(count)[1] * image.shape[1] // MAX_GRID), shortest // MIN_TILE)
+    return np.asarray(_packages().Image.fromarray(image).reduce(smaller)) if smaller > 1 else image
 
 
 def draw_lines(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:

@@ -15,7 +15,7 @@ from rlinf.data.types import EnvStep
 from rlinf.envs.config import EnvConfig, VideoConfig
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
-from rlinf.envs.video import VideoRecorder, draw_lines, enlarge, tile
+from rlinf.envs.video import VideoRecorder, draw_lines, fit, tile
 from rlinf.errors import UserError
 
 CHUNK = 4
@@ -287,9 +287,12 @@ def test_captions_stand_on_a_band_and_are_cut_at_the_border() -> None:
     assert np.array_equal(draw_lines(plain, []), plain)
 
 
-def test_small_images_are_enlarged_and_tiled_with_even_sides() -> None:
-    assert enlarge(np.zeros((48, 64, 3), np.uint8)).shape == (144, 192, 3)
-    assert enlarge(np.zeros((200, 200, 3), np.uint8)).shape == (200, 200, 3)
+def test_images_are_made_larger_or_smaller_by_a_whole_factor_and_tiled_with_even_sides() -> None:
+    assert fit(np.zeros((48, 64, 3), np.uint8), 9).shape == (144, 192, 3)
+    assert fit(np.zeros((200, 200, 3), np.uint8), 9).shape == (200, 200, 3)
+    assert fit(np.zeros((480, 480, 3), np.uint8), 2).shape == (480, 480, 3)
+    assert fit(np.zeros((480, 480, 3), np.uint8), 9).shape == (240, 240, 3)
+    assert fit(np.zeros((480, 480, 3), np.uint8), 1024).shape == (160, 160, 3)  # no caption can be read below
     grid = tile([np.full((129, 131, 3), i, np.uint8) for i in (1, 2, 3)])
     assert grid.shape == (130, 394, 3)
     assert [int(grid[0, x, 0]) for x in (0, 131, 262, 393)] == [1, 2, 3, 0]
