@@ -93,7 +93,7 @@ class Episode:
             extra=dict(self.extra),
             first_call=self.first_call,
             calls=self.calls,
-            instructions=tuple((call, text) for call, text in self.instructions if call < self.calls),
+            instructions=tuple((call, text) for call, text in self.instructions),
             video=video,
         )
 

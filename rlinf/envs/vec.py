@@ -42,7 +42,9 @@ class VecEnv:
         trials: Sequence[int] | None = None,
         video: VideoRecorder | None = None,
         critic_state: bool = False,
+        labels: Mapping[int, str] | None = None,
     ) -> None:
+        """`labels`: reset id -> what the video calls the episode, in place of its task."""
         if mode == "eval" and trials is None:
             raise ValueError("mode='eval' needs trials: the held-out reset ids to play")
         if mode == "train" and (env_ids[0] % cfg.group_size or len(env_ids) % cfg.group_size):
@@ -51,7 +53,7 @@ class VecEnv:
             raise UserError(f"suite {spec.suite!r} offers no privileged state for a critic")
         self.cfg, self.spec, self.mode, self.seed = cfg, spec, mode, seed
         self.num_envs, self.chunk_size = len(env_ids), chunk_size
-        self._critic_state, self._video = critic_state, video
+        self._critic_state, self._video, self._labels = critic_state, video, labels or {}
         self._num_recorded = min(self.num_envs, video.max_envs) if video else 0
         self._episodes = [Episode(env_id) for env_id in env_ids]
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
@@ -106,7 +108,7 @@ class VecEnv:
             rows = range(self._num_recorded)
             self._video.write(
                 list(self._fleet.gather("images", rows)),
-                [self._episodes[r].caption(self.spec, 0, 0.0, False) for r in rows],
+                [self._caption(row, 0, 0.0, False) for row in rows],
             )
         return self.start()
 
@@ -363,6 +365,12 @@ class VecEnv:
             return None
         return torch.tensor([[episode.reset_id, episode.calls] for episode in self._episodes])
 
+    def _caption(self, row: int, steps_ago: int, reward: float, solved: bool) -> list[str]:
+        """The lines on a frame of a row's episode."""
+        lines = self._episodes[row].caption(self.spec, steps_ago, reward, solved)
+        label = self._labels.get(self._episodes[row].reset_id)
+        return lines if label is None else [label, *lines[1:]]
+
     def _video_of(self, row: int) -> str | None:
         """The file that shows a row's episode, where one does."""
         if self._video is None or row >= self._num_recorded or self._video.path is None:
@@ -381,5 +389,5 @@ class VecEnv:
                     solved = bool(self._fleet.array(row, "success")[: t + 1].any())
                     frames[row] = self._fleet.array(row, "frames")[t]
                     reward, ago = float(rewards[row, t]), played - 1 - t
-                    captions[row] = self._episodes[row].caption(self.spec, ago, reward, solved)
+                    captions[row] = self._caption(row, ago, reward, solved)
             self._video.write(frames, captions)

@@ -1,6 +1,7 @@
 """report.html: one self-contained page about a run, made from the files in its folder and nothing else.
 
-Reads metrics.jsonl, eval/step_N/result.json (earlier versions: eval/step_N.json, eval_*.json), summary.json, config.yaml and *.mp4.
+Reads metrics.jsonl, eval/step_N/result.json (of earlier versions eval/step_N.json and eval_*.json), summary.json,
+config.yaml and *.mp4.
 Every rate on the page is computed here from counted episodes and shown with them and its 95 % interval.
 """
 
