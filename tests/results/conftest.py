@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from rlinf.envs.vec import VecEnv
 
 
 @pytest.fixture
-def actions(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[int, int], bytes]]:
+def actions(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], bytes]:
     """(reset id, call of the episode) -> the actions that were executed while the test runs."""
     executed: dict[tuple[int, int], bytes] = {}
     step = VecEnv.chunk_step
@@ -24,4 +23,4 @@ def actions(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[int, int], b
         return step(self, given)
 
     monkeypatch.setattr(VecEnv, "chunk_step", chunk_step)
-    yield executed
+    return executed

@@ -72,7 +72,7 @@ def test_what_is_no_result_is_refused(text: str, says: str, tmp_path: Path) -> N
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(UserError, match=says):
         read_result(tmp_path / "result.json")
-    with pytest.raises(UserError, match="holds no eval/step_N/result.json"):
+    with pytest.raises(UserError, match=r"holds no eval/step_N/result\.json"):
         read_result(tmp_path.parent)
 
 
