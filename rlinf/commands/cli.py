@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from rlinf.config.schema import Config
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
-MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, INTERRUPTED, NO_READER = 2, 3, 4, 5, 6, 130, 141  # exit statuses
+# Exit statuses.
+MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, DIFFERS = range(2, 8)
+INTERRUPTED, NO_READER = 130, 141
 # Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
-LEAVES_FILES = ("train", "eval", "sft", "collect", "export", "quickstart")
+LEAVES_FILES = ("train", "eval", "sft", "collect", "export", "quickstart", "replay")
 # Optional package -> the extra that brings it.
 EXTRAS = {
     "pyarrow": "datasets",
@@ -44,7 +46,8 @@ app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
     epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
     "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
-    "of the run that died, 6 no space on the disk (the last checkpoint is whole), 130 interrupted, 129 and 143 stopped "
+    "of the run that died, 6 no space on the disk (the last checkpoint is whole), 7 a replay that "
+    "differs from its record, 130 interrupted, 129 and 143 stopped "
     "by SIGHUP or SIGTERM (train saves the running step first). A stdout that cannot be written ends nothing; where it "
     "was all a command had to give, as with plan, the status is 141 for a reader that has left and 6 for a full disk.",
     no_args_is_help=True,
@@ -128,18 +131,33 @@ def evaluate(
     config: ConfigName,
     overrides: Overrides = None,
     random: Annotated[bool, typer.Option("--random", help="Evaluate a policy of random weights.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Of the checkpoints of the run in runner.ckpt_path, evaluate the best one.")
+    ] = False,
+    selection_trials: Annotated[
+        int, typer.Option(min=1, help="With --best: training layouts that each checkpoint plays to be chosen.")
+    ] = 32,
 ) -> None:
     """Play the held-out trials and report success with counts and 95 % intervals."""
     started, settings = time.time(), overrides or []
-    cfg = _load(config, [*settings, *(["runner.eval_random=true"] if random else [])], "eval")
-    _evaluate(cfg, config, settings, started)
+    settings = [*settings, *(["runner.eval_random=true"] if random else [])]
+    if best:
+        from rlinf.commands.selection import best_checkpoint
+
+        checkpoint, selection = best_checkpoint(config, settings, selection_trials)
+        settings = [*settings, f"runner.ckpt_path={checkpoint}"]
+        _evaluate(_load(config, settings, "eval"), config, settings, started, selection)
+        return
+    _evaluate(_load(config, settings, "eval"), config, overrides or [], started)
 
 
-def _evaluate(cfg: Config, config: str, settings: list[str], started: float) -> None:
+def _evaluate(
+    cfg: Config, config: str, settings: list[str], started: float, selection: dict[str, Any] | None = None
+) -> None:
     """Evaluate, and say what was found and what may follow."""
     from rlinf.commands import jobs, summary
 
-    log, trained = jobs.run_evaluation(cfg), cfg.runner.ckpt_path
+    log, trained = jobs.run_evaluation(cfg, selection), cfg.runner.ckpt_path
     if cfg.runner.eval_expert:
         next_command = summary.collecting_command(config, settings)
     elif trained is not None and Path(trained).expanduser().is_dir():
@@ -155,6 +173,7 @@ def _evaluate(cfg: Config, config: str, settings: list[str], started: float) -> 
         checkpoint=Path(trained) if trained is not None else None,
         video=summary.newest_video(cfg, started),
         report=log.report,
+        numbers=log.evaluations[-1],
         next_command=next_command,
     )
 
@@ -284,6 +303,33 @@ def report(
     from rlinf.metrics.report import write_report
 
     typer.echo(f"report: {write_report(*runs, out=output)}")
+
+
+@app.command(epilog="Example: rlinf replay logs/try/eval/step_2/result.json#3")
+def replay(
+    result: Annotated[
+        str, typer.Argument(metavar="RESULT", help="result.json or a run folder (its newest), with #17 or #3,17.")
+    ],
+    task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
+    failures: Annotated[bool, typer.Option("--failures", help="Only episodes that failed, on one sheet.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder of the video; default replay/ beside the file.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="The policy that played, where it was moved.")] = None,
+    video: Annotated[bool, typer.Option("--video/--no-video", help="Film the episodes.")] = True,
+) -> None:
+    """Play episodes of an evaluation again, check them against their records, and film them."""
+    from rlinf.commands.replay import run_replay
+    from rlinf.metrics.console import showing_progress
+
+    with showing_progress():
+        played, file = run_replay(result, task=task, failures=failures, output=output, policy=policy, film=video)
+    for episode in played:
+        typer.echo(str(episode))
+    if file is not None:
+        typer.echo(f"video {file}")
+    differing = sum(bool(episode.differences) for episode in played)
+    typer.echo(f"{len(played) - differing} of {len(played)} as recorded")
+    if differing:
+        raise typer.Exit(DIFFERS)
 
 
 @app.command(epilog="Example: rlinf export logs/try/toy_ppo_compact/checkpoints/global_step_2 checkpoints/try")

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rlinf.commands.run_folders import evaluation_folder, in_folder, new_folder, run_of_recipe, training_folder, with_id
 from rlinf.config.derived import make_plan
@@ -20,8 +21,9 @@ from rlinf.errors import DiskFullError
 from rlinf.metrics.console import showing_progress
 from rlinf.metrics.episode_summary import evaluation_metrics
 from rlinf.metrics.loggers import MetricLogger
-from rlinf.metrics.run_log import RunListener, RunLog, record_run
+from rlinf.metrics.run_log import Player, RunListener, RunLog, record_run
 from rlinf.placement.plan import Plan
+from rlinf.results.identity import policy_identity
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner
 from rlinf.storage.run_folder import locked
@@ -96,16 +98,17 @@ def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
     return log.last_metrics, log.last_records
 
 
-def run_evaluation(cfg: Config) -> RunLog:
-    """Play the held-out trials once: prints the rate, logs it, writes eval/step_N.json; N is the checkpoint's step.
+def run_evaluation(cfg: Config, selection: dict[str, Any] | None = None) -> RunLog:
+    """Play the held-out trials once: prints the rate, logs it, writes eval/step_N/result.json; N is the checkpoint's.
 
-    The log, which is closed, holds what was found.
+    `selection` tells how the policy was chosen. The log, which is closed, holds what was found.
     """
     if cfg.runner.eval_expert:
         return evaluate_expert(cfg)
     check_machine(cfg)
     with evaluation_folder(cfg) as cfg:
         log = RunLog(cfg)
+        log.selection = selection or {}
         runner = make_runner(cfg, make_plan(cfg), log)
         try:
             runner.global_step = step_of(cfg.runner.ckpt_path)
@@ -119,7 +122,7 @@ def run_evaluation(cfg: Config) -> RunLog:
 
 
 def evaluate_expert(cfg: Config) -> RunLog:
-    """The same trials, played by the simulator's scripted expert; writes eval/step_0.json."""
+    """The same trials, played by the simulator's scripted expert; writes eval/step_0/result.json."""
     from rlinf.demos.player import play_trials
 
     check_machine(cfg)
@@ -127,10 +130,9 @@ def evaluate_expert(cfg: Config) -> RunLog:
         log, env = RunLog(cfg), cfg.env.eval
         try:
             log.start_evaluation(0)
-            records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
-            metrics = evaluation_metrics(records, groups)
-            log.evaluated(0, records, groups)
-            log.log_evaluation(0, metrics)
+            records = play_trials(env, seed=cfg.runner.seed + env.seed)
+            log.evaluated(0, records, Player(policy_identity(cfg)))
+            log.log_evaluation(0, evaluation_metrics(records, env_spec(env).task_groups))
             return log
         finally:
             log.close()

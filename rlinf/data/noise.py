@@ -46,6 +46,12 @@ class Noise:
         noise.device, noise._generators = torch.device(device), list(generators)
         return noise
 
+    @classmethod
+    def of_trials(cls, trials: torch.Tensor, *, seed: int, device: torch.device | str = "cpu") -> Self:
+        """Draws of an evaluation, by EnvStep.trials: a trial meets the same noise in any env and batch."""
+        noise = cls.of_rows([generator(seed, "eval", 0, reset_id, call) for reset_id, call in trials.tolist()], device)
+        return noise
+
     def __len__(self) -> int:
         return len(self._generators)
 

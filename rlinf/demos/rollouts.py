@@ -17,11 +17,11 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
-from rlinf.data.types import ChunkIndex, EpisodeRecord, Observation
+from rlinf.data.types import EpisodeRecord, Observation
 from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import VideoConfig
-from rlinf.envs.spec import env_options, env_spec
+from rlinf.envs.spec import env_options, env_spec, selection_ids
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
@@ -66,7 +66,7 @@ def record_rollouts(
     ids = spec.reset_ids["train"]
     if episodes > len(ids):
         raise UserError(f"--episodes {episodes} must be at most {len(ids)}, the training layouts of {spec.suite}")
-    trials = [ids[(cfg.runner.seed * episodes + i) % len(ids)] for i in range(episodes)]
+    trials = selection_ids(spec, episodes, cfg.runner.seed)
     records: list[EpisodeRecord] = []
     with atomic_folder(output, what=f"OUTPUT={output}") as work:
         env = VecEnv(
@@ -108,13 +108,11 @@ def record_rollouts(
 def _play(env: VecEnv, policy: Policy, seed: int, finished: Callable[[EpisodeRecord, _Row], None]) -> None:
     """Play every trial step by step; a row asks the policy again when its chunk is played or its task changed."""
     device, bridge = next(policy.parameters()).device, Bridge(env.spec, policy.spec)
-    rows, step, call = [_Row() for _ in range(env.num_envs)], env.reset(), 0
+    rows, step = [_Row() for _ in range(env.num_envs)], env.reset()
     while not env.done:
         if any(not row.queue for row in rows):
-            noise = Noise(
-                seed=seed, at=ChunkIndex(0, 0, call), env_ids=range(env.num_envs), device=device, stream="eval"
-            )
-            call += 1
+            assert step.trials is not None
+            noise = Noise.of_trials(step.trials, seed=seed, device=device)
             with torch.no_grad():
                 chunks = policy.predict(step.obs.to(device), mode="eval", noise=noise).actions
             for row, chunk in zip(rows, bridge.to_env(chunks.cpu()).float().numpy(), strict=True):
