@@ -2,11 +2,11 @@
 
     python benchmarks/compare_power.py [--comparisons 500] [--pairs 300] [--seed 0]
 
-Of each trial a layout draws how hard it is, a number between 0 and 1, and a policy of success rate p solves what lies
-below p. The share `common` of the layouts is as hard for both policies (a failure of one is then mostly a failure of the
-other); the rest are drawn for each. Looks are at the end of each round (every task once). Printed: the share of
-comparisons with a verdict, the share in which the interval ever missed the true difference, and after how many pairs
-half and 95 % of the comparisons had their verdict.
+A layout is drawn for each trial with a hardness between 0 and 1, and a policy of success rate p solves those below p.
+The share `common` of the layouts is as hard for both policies (where one fails, the other mostly does); the others are
+drawn for each. Looks are at the end of each round (every task once). Printed: the share of comparisons with a verdict,
+with a wrong one, the share in which the interval ever missed the true difference, and after how many pairs half and
+95 % of the comparisons had their verdict.
 """
 
 from __future__ import annotations
