@@ -8,19 +8,21 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.derived import chunks_per_rollout, total_steps
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.envs.spec import env_spec, num_trials
+from rlinf.envs.spec import env_spec, eval_trials, num_trials
 from rlinf.errors import UserError
 from rlinf.metrics.episode_summary import evaluation_metrics, summarise
 from rlinf.metrics.phases import Usage, evaluation_seconds, step_metrics
-from rlinf.metrics.run_log import RunListener
+from rlinf.metrics.run_log import Player, RunListener
 from rlinf.placement.plan import Mode, Plan
 from rlinf.progress import report
+from rlinf.results.identity import PolicyIdentity, policy_identity
 from rlinf.rollout_loop import roll_out
 from rlinf.runtime.cluster import Group, make_cluster
 from rlinf.runtime.stop_signals import stop_on_signals
@@ -135,11 +137,23 @@ class Runner:
         ]
 
     def evaluate(self) -> dict[str, float]:
-        """Play the held-out trials and write eval/step_N.json; returns metrics of their success."""
+        """Play the held-out trials and write eval/step_N/result.json; returns metrics of their success."""
         records = self.play_trials()
-        groups = env_spec(self.cfg.env.eval).task_groups
-        self.watch.evaluated(self.global_step, records, groups)
-        return evaluation_metrics(records, groups)
+        self.watch.evaluated(self.global_step, records, self.player())
+        return evaluation_metrics(records, env_spec(self.cfg.env.eval).task_groups)
+
+    def player(self) -> Player:
+        """Who plays an evaluation now: the policy that was loaded, or one trained since, which has no files yet."""
+        ranks, stages = range(len(self.plan.rollout)), range(self.plan.stages)
+        calls = [self.plan.env_ids("rollout", rank, stage, "eval") for rank in ranks for stage in stages]
+        trained = self.global_step > 0 and not self.cfg.runner.only_eval
+        policy = PolicyIdentity("checkpoint", training_run=self.cfg.runner.run_id) if trained else self.loaded_policy
+        return Player(policy, [ids for ids in calls if ids], self.cluster.get(self.rollout.call("describe_device"))[0])
+
+    @cached_property
+    def loaded_policy(self) -> PolicyIdentity:
+        """The policy that the run started with."""
+        return policy_identity(self.cfg)
 
     def evaluate_only(self) -> dict[str, float]:
         """As `evaluate`, with no training around it: the metrics say what it cost, too."""
@@ -160,7 +174,8 @@ class Runner:
             )
             self.cluster.get(played)
             self.cluster.get(self.env.call("release", mode="eval"))
-            return sorted(self._episodes(), key=lambda episode: episode.env_id)  # the same on any ranks and stages
+            place = {reset_id: i for i, reset_id in enumerate(eval_trials(env, env_spec(env)))}
+            return sorted(self._episodes(), key=lambda episode: place[episode.reset_id])
 
     def save(self) -> None:
         """Write a complete checkpoint of this step, or none."""
@@ -173,6 +188,7 @@ class Runner:
             self.cluster.get(self.actor.call("save", folder / "actor"))
             (folder / "runner.json").write_text(json.dumps({"step": self.global_step, "env": states}))
         self.last_checkpoint, self.saved_step = root / f"global_step_{self.global_step}", self.global_step
+        self.watch.saved(self.global_step, self.last_checkpoint)
 
     def resume(self) -> None:
         """Continue from runner.resume_dir, exactly where that run stood."""

@@ -17,6 +17,7 @@ from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec
 from rlinf.metrics.phases import stragglers
+from rlinf.metrics.run_log import Player
 from rlinf.placement.grammar import COMPONENTS
 from rlinf.placement.plan import Plan
 
@@ -46,9 +47,10 @@ class Recorder:
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self.steps.append(metrics)
 
-    def evaluated(
-        self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def evaluated(self, step: int, records: Sequence[EpisodeRecord], player: Player) -> None:
+        pass
+
+    def saved(self, step: int, checkpoint: Path) -> None:
         pass
 
     def warn(self, message: str) -> None:

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from rlinf.config.schema import Config
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
-MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, INTERRUPTED, NO_READER = 2, 3, 4, 5, 6, 130, 141  # exit statuses
+# Exit statuses.
+MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, DIFFERS = range(2, 8)
+INTERRUPTED, NO_READER = 130, 141
 # Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
-LEAVES_FILES = ("train", "eval", "sft", "collect", "export", "quickstart")
+LEAVES_FILES = ("train", "eval", "sft", "collect", "export", "quickstart", "replay")
 # Optional package -> the extra that brings it.
 EXTRAS = {"pyarrow": "datasets", "PIL": "datasets", "av": "video", "peft": "lora"}
 
@@ -37,7 +39,8 @@ app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
     epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
     "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
-    "of the run that died, 6 no space on the disk (the last checkpoint is whole), 130 interrupted, 129 and 143 stopped "
+    "of the run that died, 6 no space on the disk (the last checkpoint is whole), 7 a replay that "
+    "differs from its record, 130 interrupted, 129 and 143 stopped "
     "by SIGHUP or SIGTERM (train saves the running step first). A stdout that cannot be written ends nothing; where it "
     "was all a command had to give, as with plan, the status is 141 for a reader that has left and 6 for a full disk.",
     no_args_is_help=True,
@@ -249,6 +252,33 @@ def report(run_dir: Annotated[Path, typer.Argument(help="Folder of a run, the on
     if not (run_dir / "metrics.jsonl").is_file():
         raise UserError(f"{run_dir} holds no metrics.jsonl, so it is not a run folder")
     typer.echo(f"report: {write_report(run_dir)}")
+
+
+@app.command(epilog="Example: rlinf replay logs/try/eval/step_2/result.json#3")
+def replay(
+    result: Annotated[
+        str, typer.Argument(metavar="RESULT", help="result.json or a run folder (its newest), with #17 or #3,17.")
+    ],
+    task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
+    failures: Annotated[bool, typer.Option("--failures", help="Only episodes that failed, on one sheet.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder of the video; default replay/ beside the file.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="The policy that played, where it was moved.")] = None,
+    video: Annotated[bool, typer.Option("--video/--no-video", help="Film the episodes.")] = True,
+) -> None:
+    """Play episodes of an evaluation again, check them against their records, and film them."""
+    from rlinf.commands.replay import run_replay
+    from rlinf.metrics.console import showing_progress
+
+    with showing_progress():
+        played, file = run_replay(result, task=task, failures=failures, output=output, policy=policy, film=video)
+    for episode in played:
+        typer.echo(str(episode))
+    if file is not None:
+        typer.echo(f"video {file}")
+    differing = sum(bool(episode.differences) for episode in played)
+    typer.echo(f"{len(played) - differing} of {len(played)} as recorded")
+    if differing:
+        raise typer.Exit(DIFFERS)
 
 
 @app.command(epilog="Example: rlinf export logs/try/toy_ppo_compact/checkpoints/global_step_2 checkpoints/try")

@@ -20,8 +20,9 @@ from rlinf.errors import DiskFullError
 from rlinf.metrics.console import showing_progress
 from rlinf.metrics.episode_summary import evaluation_metrics
 from rlinf.metrics.loggers import MetricLogger
-from rlinf.metrics.run_log import RunListener, RunLog, record_run
+from rlinf.metrics.run_log import Player, RunListener, RunLog, record_run
 from rlinf.placement.plan import Plan
+from rlinf.results.identity import policy_identity
 from rlinf.runner import Runner
 from rlinf.runner_async import AsyncRunner
 from rlinf.storage.run_folder import locked
@@ -96,7 +97,7 @@ def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
 
 
 def run_evaluation(cfg: Config) -> RunLog:
-    """Play the held-out trials once: prints the rate, logs it, writes eval/step_N.json; N is the checkpoint's step.
+    """Play the held-out trials once: prints the rate, logs it, writes eval/step_N/result.json; N is the checkpoint's.
 
     The log, which is closed, holds what was found.
     """
@@ -118,7 +119,7 @@ def run_evaluation(cfg: Config) -> RunLog:
 
 
 def evaluate_expert(cfg: Config) -> RunLog:
-    """The same trials, played by the simulator's scripted expert; writes eval/step_0.json."""
+    """The same trials, played by the simulator's scripted expert; writes eval/step_0/result.json."""
     from rlinf.demos.player import play_trials
 
     check_machine(cfg)
@@ -126,10 +127,9 @@ def evaluate_expert(cfg: Config) -> RunLog:
         log, env = RunLog(cfg), cfg.env.eval
         try:
             log.start_evaluation(0)
-            records, groups = play_trials(env, seed=cfg.runner.seed + env.seed), env_spec(env).task_groups
-            metrics = evaluation_metrics(records, groups)
-            log.evaluated(0, records, groups)
-            log.log_evaluation(0, metrics)
+            records = play_trials(env, seed=cfg.runner.seed + env.seed)
+            log.evaluated(0, records, Player(policy_identity(cfg)))
+            log.log_evaluation(0, evaluation_metrics(records, env_spec(env).task_groups))
             return log
         finally:
             log.close()

@@ -154,5 +154,5 @@ def _improve(cfg: Config) -> tuple[Rate, Rate, list[int], Path | None]:
 
 def _evaluate(runner: Runner) -> tuple[Rate, list[int]]:
     records = runner.play_trials()
-    runner.watch.evaluated(runner.global_step, records)
+    runner.watch.evaluated(runner.global_step, records, runner.player())
     return Rate.of(r.success_once for r in records), sorted(r.reset_id for r in records)

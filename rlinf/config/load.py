@@ -13,7 +13,19 @@ from omegaconf import OmegaConf
 
 from rlinf.compat.other_names import key_meant
 from rlinf.config.check import Purpose, check_config
-from rlinf.config.compose import ABSENT, Composed, Tree, compose_config, get, merged, put, resolve
+from rlinf.config.compose import (
+    ABSENT,
+    COMMAND_LINE,
+    Composed,
+    Layer,
+    Tree,
+    compose_config,
+    get,
+    merged,
+    put,
+    resolve,
+    with_overrides,
+)
 from rlinf.config.recipes import default_config_dir
 from rlinf.config.schema import RECIPE, Config, RunnerConfig
 from rlinf.envs.config import NO_SIMULATOR, EnvConfig
@@ -43,6 +55,13 @@ def load_config(
     Example: load_config("toy_ppo_compact", ["runner.max_epochs=2"]).actor.model.size == "compact"
     """
     return checked_config(compose_config(name_or_path, overrides, config_dir or default_config_dir()), purpose, devices)
+
+
+def stored_config(tree: Tree, source: str, overrides: Sequence[str] = (), *, purpose: Purpose = "eval") -> Config:
+    """The checked config of a resolved tree that a file of a run holds; `source` names the file in errors."""
+    tree = {**tree, "runner": {key: value for key, value in tree["runner"].items() if key != "run_id"}}
+    files = Composed(tree["runner"]["logger"]["experiment_name"], tree, (Layer(source, tree), Layer(COMMAND_LINE, {})))
+    return checked_config(with_overrides(files, overrides), purpose)
 
 
 def checked_config(composed: Composed, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> Config:

@@ -38,6 +38,13 @@ class Noise:
         self.device = torch.device(device)
         self._generators = [generator(seed, stream, at.step, env, at.chunk, at.epoch) for env in env_ids]
 
+    @classmethod
+    def of_trials(cls, trials: torch.Tensor, *, seed: int, device: torch.device | str = "cpu") -> Noise:
+        """Draws of an evaluation, by EnvStep.trials: a trial meets the same noise in any env and batch."""
+        noise = cls(seed=seed, at=ChunkIndex(0, 0, 0), env_ids=(), device=device, stream="eval")
+        noise._generators = [generator(seed, "eval", 0, reset_id, call) for reset_id, call in trials.tolist()]
+        return noise
+
     def __len__(self) -> int:
         return len(self._generators)
 

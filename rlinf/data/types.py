@@ -51,6 +51,10 @@ class EpisodeRecord:
     success_once: bool
     success_at_end: bool
     extra: dict[str, float] = field(default_factory=dict)  # e.g. subtasks solved, grasped
+    first_call: int = 0  # chunks that its envs had played when it began
+    calls: int = 0  # chunks it took
+    instructions: tuple[tuple[int, str], ...] = ()  # (chunk of the episode, what the policy is told from then on)
+    video: str | None = None  # the file that shows it
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,9 +72,10 @@ class EnvStep(TensorStruct):
     lost: Tensor  # bool [B]; True where a simulator died in this chunk: the whole partial episode is worthless
     final_obs: Observation | None = None  # rows in the order of final_rows
     final_rows: Tensor | None = None  # i64 [M]; rows whose episode ended in the chunk and that were reset
+    trials: Tensor | None = None  # i64 [B, 2], evaluations only: each row's reset id, and chunks its trial has played
 
     @classmethod
-    def start(cls, obs: Observation, chunk_size: int) -> EnvStep:
+    def start(cls, obs: Observation, chunk_size: int, trials: Tensor | None = None) -> EnvStep:
         """Where a rollout starts: an observation, and no results of a chunk before it."""
         flags = torch.zeros((len(obs), chunk_size), dtype=torch.bool)
         return cls(
@@ -80,6 +85,7 @@ class EnvStep(TensorStruct):
             truncated=flags.clone(),
             valid=torch.ones_like(flags),
             lost=torch.zeros(len(obs), dtype=torch.bool),
+            trials=trials,
         )
 
     def __getitem__(self, index: Any) -> EnvStep:

@@ -10,7 +10,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
-from rlinf.data.types import ChunkIndex, Observation
+from rlinf.data.types import Observation
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import VideoConfig
 from rlinf.envs.spec import env_spec
@@ -45,17 +45,11 @@ class Probe:
 
     def play(self, act: Act, device: torch.device | str = "cpu") -> Rate:
         """Success of `act`, which takes tensors on `device`, on every id once; equal calls draw equal noise."""
-        step, chunk = self.env.reset(), 0
+        step = self.env.reset()
         while not self.env.done:
-            noise = Noise(
-                seed=self.cfg.runner.seed,
-                at=ChunkIndex(0, 0, chunk),
-                env_ids=range(self.num_envs),
-                device=device,
-                stream="eval",
-            )
+            assert step.trials is not None
+            noise = Noise.of_trials(step.trials, seed=self.cfg.runner.seed, device=device)
             step = self.env.chunk_step(self.bridge.to_env(act(step.obs.to(device), noise).cpu()))
-            chunk += 1
         return Rate.of(e.success_once for e in self.env.drain_episodes())
 
     def play_policy(self, policy: Policy) -> Rate:

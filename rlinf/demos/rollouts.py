@@ -17,7 +17,7 @@ import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.noise import Noise
-from rlinf.data.types import ChunkIndex, EpisodeRecord, Observation
+from rlinf.data.types import EpisodeRecord, Observation
 from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import VideoConfig
@@ -108,13 +108,11 @@ def record_rollouts(
 def _play(env: VecEnv, policy: Policy, seed: int, finished: Callable[[EpisodeRecord, _Row], None]) -> None:
     """Play every trial step by step; a row asks the policy again when its chunk is played or its task changed."""
     device, bridge = next(policy.parameters()).device, Bridge(env.spec, policy.spec)
-    rows, step, call = [_Row() for _ in range(env.num_envs)], env.reset(), 0
+    rows, step = [_Row() for _ in range(env.num_envs)], env.reset()
     while not env.done:
         if any(not row.queue for row in rows):
-            noise = Noise(
-                seed=seed, at=ChunkIndex(0, 0, call), env_ids=range(env.num_envs), device=device, stream="eval"
-            )
-            call += 1
+            assert step.trials is not None
+            noise = Noise.of_trials(step.trials, seed=seed, device=device)
             with torch.no_grad():
                 chunks = policy.predict(step.obs.to(device), mode="eval", noise=noise).actions
             for row, chunk in zip(rows, bridge.to_env(chunks.cpu()).float().numpy(), strict=True):

@@ -33,10 +33,19 @@ class Episode:
     extra: dict[str, float] = field(default_factory=dict)
     waiting: bool = True  # ended (or never begun) and not reset: nothing is simulated
     loaded: bool = False  # whether its scene still holds this episode
+    first_call: int = 0  # chunks that the batch had played when it began
+    calls: int = 0  # chunks played
+    instructions: list[tuple[int, str]] = field(default_factory=list)  # (chunk, description from then on)
 
-    def next(self, number: int, reset_id: int) -> Episode:
+    def next(self, number: int, reset_id: int, first_call: int = 0) -> Episode:
         """A new episode of the same env."""
-        return Episode(self.env_id, number, reset_id, waiting=False, loaded=True)
+        return Episode(self.env_id, number, reset_id, waiting=False, loaded=True, first_call=first_call)
+
+    def told(self, description: str) -> None:
+        """Take over what the policy is told from now on."""
+        if description != self.description or not self.instructions:
+            self.instructions.append((self.calls, description))
+        self.description = description
 
     def to_json(self) -> dict[str, Any]:
         """The episode as a checkpoint holds it, where `loaded` is called on_stage."""
@@ -69,7 +78,7 @@ class Episode:
         line = f"step {self.elapsed - steps_ago} r {reward:.1f}"
         return [title, f"{line} success" if solved else line]
 
-    def record(self, suite: str, seed: int) -> EpisodeRecord:
+    def record(self, suite: str, seed: int, video: str | None = None) -> EpisodeRecord:
         """The record of the episode, for metrics and tables."""
         return EpisodeRecord(
             suite=suite,
@@ -82,6 +91,10 @@ class Episode:
             success_once=self.success_once,
             success_at_end=self.success_now,
             extra=dict(self.extra),
+            first_call=self.first_call,
+            calls=self.calls,
+            instructions=tuple((call, text) for call, text in self.instructions),
+            video=video,
         )
 
 

@@ -42,7 +42,9 @@ class VecEnv:
         trials: Sequence[int] | None = None,
         video: VideoRecorder | None = None,
         critic_state: bool = False,
+        labels: Mapping[int, str] | None = None,
     ) -> None:
+        """`labels`: reset id -> what the video calls the episode, in place of its task."""
         if mode == "eval" and trials is None:
             raise ValueError("mode='eval' needs trials: the held-out reset ids to play")
         if mode == "train" and (env_ids[0] % cfg.group_size or len(env_ids) % cfg.group_size):
@@ -51,11 +53,12 @@ class VecEnv:
             raise UserError(f"suite {spec.suite!r} offers no privileged state for a critic")
         self.cfg, self.spec, self.mode, self.seed = cfg, spec, mode, seed
         self.num_envs, self.chunk_size = len(env_ids), chunk_size
-        self._critic_state, self._video = critic_state, video
+        self._critic_state, self._video, self._labels = critic_state, video, labels or {}
         self._num_recorded = min(self.num_envs, video.max_envs) if video else 0
         self._episodes = [Episode(env_id) for env_id in env_ids]
         self._ids: TrainIds | EvalIds = TrainIds(cfg, spec, seed) if trials is None else EvalIds(cfg, trials)
         self._finished: list[EpisodeRecord] = []  # episodes that ended and were not handed out yet
+        self._calls = 0  # evaluations: chunks played since the reset
         self._begun = False
         self._anew = False  # `state` began episodes that nobody has seen the start of
         self._offloaded: dict[str, Any] | None = None  # `state()`, while the processes are ended
@@ -97,6 +100,7 @@ class VecEnv:
         self.flush_video()
         self._begun = True
         if self.mode == "eval":
+            self._calls = 0
             for episode in self._episodes:
                 episode.number, episode.waiting = -1, True
         self._begin_episodes(range(self.num_envs), whole_groups=self.mode == "train")
@@ -104,9 +108,9 @@ class VecEnv:
             rows = range(self._num_recorded)
             self._video.write(
                 list(self._fleet.gather("images", rows)),
-                [self._episodes[r].caption(self.spec, 0, 0.0, False) for r in rows],
+                [self._caption(row, 0, 0.0, False) for row in rows],
             )
-        return EnvStep.start(self._observation(), self.chunk_size)
+        return self.start()
 
     def chunk_step(self, actions: Tensor | None) -> EnvStep:
         """Execute actions f32 [B, C, A_env]; rows that wait are not simulated and come back with valid=False.
@@ -121,6 +125,7 @@ class VecEnv:
         terminated, truncated, valid = (np.zeros((B, C), bool) for _ in range(3))
         ended: list[int] = []
         replies, lost = self._play(None if actions is None else actions.numpy())
+        self._calls += self.mode == "eval"
         for row, reply in replies.items():
             episode, steps = self._episodes[row], int(reply["steps"])
             success = self._fleet.array(row, "success")[:steps]
@@ -131,13 +136,14 @@ class VecEnv:
             levels = [self.cfg.reward_coef * float(x) for x in self._fleet.array(row, "rewards")[:steps]]
             relative = self.cfg.use_rel_reward and not self.spec.pays_events
             rewards[row, :steps] = episode.advance(levels, success[:steps].tolist(), relative=relative)
-            episode.extra, episode.description = reply["info"], reply["description"]
+            episode.extra, episode.calls = reply["info"], episode.calls + 1
+            episode.told(reply["description"])
             valid[row, :steps] = True
             truncated[row, steps - 1] = self.is_cut(episode.elapsed, terminated=bool(terminated[row, steps - 1]))
             if terminated[row, steps - 1] or truncated[row, steps - 1]:
                 episode.waiting = True
                 ended.append(row)
-                self._finished.append(episode.record(self.spec.suite, self.seed))
+                self._finished.append(episode.record(self.spec.suite, self.seed, self._video_of(row)))
         self._film({row: int(valid[row].sum()) for row in replies if row < self._num_recorded}, rewards)
         again = ended if self.cfg.auto_reset or self.mode == "eval" else []
         final_obs = self._observation(again) if again and self.mode == "train" else None
@@ -153,6 +159,7 @@ class VecEnv:
             lost=torch.tensor([row in lost for row in range(B)]),
             final_obs=final_obs,
             final_rows=torch.tensor(again) if final_obs is not None else None,
+            trials=self._trials(),
         )
 
     def is_cut(self, elapsed: int, *, terminated: bool) -> bool:
@@ -187,7 +194,7 @@ class VecEnv:
 
     def start(self) -> EnvStep:
         """The observation that the envs stand at, as the start of a rollout."""
-        return EnvStep.start(self._observation(), self.chunk_size)
+        return EnvStep.start(self._observation(), self.chunk_size, self._trials())
 
     def began_anew(self) -> bool:
         """Whether `state` had to begin episodes anew since the last call: `start` tells where they stand."""
@@ -280,7 +287,7 @@ class VecEnv:
                 number = episode.number if replayed else episode.number + 1
                 if isinstance(self._ids, EvalIds) and number >= self._ids.count(episode.env_id):
                     continue
-                self._episodes[row] = episode.next(number, self._ids.pick(episode.env_id, number))
+                self._episodes[row] = episode.next(number, self._ids.pick(episode.env_id, number), self._calls)
                 work[row] = {"reset_id": self._episodes[row].reset_id}
             running = {row for row, episode in enumerate(self._episodes) if not episode.waiting}
             gone_before = self._fleet.place({row: w["reset_id"] for row, w in work.items()}, running) - work.keys()
@@ -290,7 +297,8 @@ class VecEnv:
             else:
                 replies, gone = self._fleet.command("reset", work)
             for row, reply in replies.items():
-                self._episodes[row].task, self._episodes[row].description = reply["task"], reply["description"]
+                self._episodes[row].task = reply["task"]
+                self._episodes[row].told(reply["description"])
             pending = self._lose(gone | gone_before)
             lost |= pending - wanted
         return lost
@@ -351,6 +359,24 @@ class VecEnv:
             critic_state=critic_state,
         )
 
+    def _trials(self) -> Tensor | None:
+        """EnvStep.trials; None while training."""
+        if self.mode == "train":
+            return None
+        return torch.tensor([[episode.reset_id, episode.calls] for episode in self._episodes])
+
+    def _caption(self, row: int, steps_ago: int, reward: float, solved: bool) -> list[str]:
+        """The lines on a frame of a row's episode."""
+        lines = self._episodes[row].caption(self.spec, steps_ago, reward, solved)
+        label = self._labels.get(self._episodes[row].reset_id)
+        return lines if label is None else [label, *lines[1:]]
+
+    def _video_of(self, row: int) -> str | None:
+        """The file that shows a row's episode, where one does."""
+        if self._video is None or row >= self._num_recorded or self._video.path is None:
+            return None
+        return str(self._video.path)
+
     def _film(self, steps: Mapping[int, int], rewards: np.ndarray) -> None:
         """Write the frames of the chunk (row -> steps played); an env that ended keeps showing its last one."""
         if self._video is None or not steps:
@@ -363,5 +389,5 @@ class VecEnv:
                     solved = bool(self._fleet.array(row, "success")[: t + 1].any())
                     frames[row] = self._fleet.array(row, "frames")[t]
                     reward, ago = float(rewards[row, t]), played - 1 - t
-                    captions[row] = self._episodes[row].caption(self.spec, ago, reward, solved)
+                    captions[row] = self._caption(row, ago, reward, solved)
             self._video.write(frames, captions)

@@ -26,13 +26,17 @@ class VideoRecorder:
     A file that cannot be written, as on a full disk, is given up with one warning: a video never ends a run.
     """
 
-    def __init__(self, cfg: VideoConfig, *, seed: int, control_hz: float, run_id: str = "") -> None:
-        """`run_id` becomes the comment of every file."""
+    def __init__(
+        self, cfg: VideoConfig, *, seed: int = 0, control_hz: float, run_id: str = "", name: str | None = None
+    ) -> None:
+        """`run_id` becomes the comment of every file; `name` makes it `<video_base_dir>/<name>.mp4`, <name>-2.mp4, ..."""
         self._comment = f"rlinf run {run_id}" if run_id else ""
         self.max_envs = cfg.max_envs
         self._captions_wanted = cfg.info_on_video
         self._fps = cfg.fps or max(1, round(control_hz))
-        self._folder = Path(cfg.video_base_dir) / f"seed_{seed}"
+        self._name, self._folder = name, Path(cfg.video_base_dir)
+        if name is None:
+            self._folder /= f"seed_{seed}"
         self._count = 0
         self._container: Any = None
         self._stream: Any = None
@@ -94,12 +98,18 @@ class VideoRecorder:
         for packet in self._stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")):
             self._container.mux(packet)
 
+    def _file_name(self) -> str:
+        """The name of the file that is begun next, unless it is taken."""
+        if self._name is None:
+            return f"{self._count}.mp4"
+        return f"{self._name}-{self._count + 1}.mp4" if self._count else f"{self._name}.mp4"
+
     def _open(self, av: Any, width: int, height: int) -> None:
         """Begin the next file whose name is free."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        while (self._folder / f"{self._count}.mp4").exists():
+        while (path := self._folder / self._file_name()).exists():
             self._count += 1
-        self.path = self._folder / f"{self._count}.mp4"
+        self.path = path
         codec = "libx264" if "libx264" in av.codecs_available else "mpeg4"
         self._container = av.open(str(self.path.with_suffix(".part.mp4")), "w", format="mp4")
         self._container.metadata["comment"] = self._comment

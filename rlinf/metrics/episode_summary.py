@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlinf.data.types import EpisodeRecord
-from rlinf.metrics.names import episode_metric, task_metric
+from rlinf.metrics.names import episode_metric, guide_name, task_metric
 from rlinf.metrics.stats import Rate
 
 PER_TASK = ("success_once", "success_at_end", "return", "episode_len")
@@ -71,6 +72,31 @@ def own_metrics(records: Sequence[EpisodeRecord]) -> dict[str, Rate | float]:
         if row is not None:
             found[name] = Rate.of(v > 0 for v in values) if row.unit == "share" else sum(values) / len(values)
     return found
+
+
+def benchmark_table(
+    records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]], suite: str
+) -> dict[str, Any]:
+    """The table under which a benchmark is published: title, columns and rows, for result.json and reports.
+
+    Groups of tasks (MetaWorld's difficulty classes, ManiSkill's suites) with the averages over classes and over
+    episodes; what the simulator itself measures (CALVIN's Len-1 to 5 and avg_num_subtasks); else tasks and all.
+    """
+    own, classes, tasks = own_metrics(records), group_rates(records, groups), task_rates(records, groups)
+    own = {name: value for name, value in own.items() if not name.startswith("task/")}
+    rows = [_row(name, rate) for name, rate in (classes or (tasks if not own else {})).items()]
+    if len(classes) > 1 and "group_average" in (metrics := summarise(records, groups)):
+        rows.append(["average of groups", metrics["group_average"], None, None, None, None])
+    if not own or rows:
+        rows.append(_row("all episodes" if rows else suite, Rate.of(r.success_once for r in records)))
+    rows += [_row(guide_name(name), value) for name, value in own.items()]
+    return {"title": suite, "columns": ["", "value", "low", "high", "successes", "trials"], "rows": rows}
+
+
+def _row(name: str, value: Rate | float) -> list[Any]:
+    if isinstance(value, Rate):
+        return [name, value.rate, value.low, value.high, value.successes, value.trials]
+    return [name, value, None, None, None, None]
 
 
 def per_task(records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:

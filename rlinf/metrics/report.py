@@ -1,6 +1,7 @@
 """report.html: one self-contained page about a run, made from the files in its folder and nothing else.
 
-Reads metrics.jsonl, eval/step_N.json and eval_*.json (each with its episodes), summary.json, config.yaml and *.mp4.
+Reads metrics.jsonl, eval/step_N/result.json (of earlier versions eval/step_N.json and eval_*.json), summary.json,
+config.yaml and *.mp4.
 Every rate on the page is computed here from counted episodes and shown with them and its 95 % interval.
 """
 
@@ -23,6 +24,7 @@ from rlinf.metrics.curves import STYLE, Series, curve_svg
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.names import CANONICAL, GROUPS, METRICS, task_metric
 from rlinf.metrics.stats import Rate
+from rlinf.results.result import results_of_run
 from rlinf.storage.atomic_folder import make_folder, write_file
 from rlinf.storage.redaction import redacted_text
 
@@ -90,7 +92,7 @@ def write_report(run_dir: Path, *, out: Path | None = None) -> Path:
 
 def _read_evaluations(run_dir: Path) -> list[Evaluation]:
     found = []
-    for path in [*run_dir.glob("eval/step_*.json"), *run_dir.glob("eval_*.json")]:
+    for path in [*results_of_run(run_dir), *run_dir.glob("eval/step_*.json"), *run_dir.glob("eval_*.json")]:
         data = _read_object(path)
         if data is None:
             continue

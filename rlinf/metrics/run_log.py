@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
-from rlinf.errors import UserError, writing
+from rlinf.envs.spec import env_spec
+from rlinf.errors import UserError
 from rlinf.metrics.console import RunConsole
-from rlinf.metrics.episode_summary import evaluation_metrics, group_rates, own_metrics, task_rates
+from rlinf.metrics.episode_summary import (
+    benchmark_table,
+    evaluation_metrics,
+    group_rates,
+    own_metrics,
+    task_rates,
+)
 from rlinf.metrics.loggers import MetricLogger, check_backends
 from rlinf.metrics.names import expand, guide_name
 from rlinf.metrics.report import write_report
 from rlinf.metrics.stats import Rate
-from rlinf.storage.atomic_folder import make_folder, write_file
+from rlinf.results.identity import PolicyIdentity, checkpoint_identity
+from rlinf.results.protocol import evaluation_protocol
+from rlinf.results.result import Episode, Result, rewrite, write_result
+from rlinf.storage.atomic_folder import make_folder
+from rlinf.storage.provenance import describe_start
 from rlinf.storage.redaction import redacted
 from rlinf.storage.run_folder import RECORD, new_run_id, read_record, record_start, write_record
 from rlinf.storage.step_checkpoint import config_hash, settings
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Player:
+    """Who played an evaluation, and in which batches: what an episode needs to be played again, bit for bit."""
+
+    policy: PolicyIdentity
+    batches: Sequence[Sequence[int]] = ()  # env ids of every batch that the policy was called for
+    device: Mapping[str, Any] = field(default_factory=dict)  # RolloutWorker.describe_device
 
 
 class RunListener(Protocol):
@@ -36,9 +55,9 @@ class RunListener(Protocol):
 
     def log(self, step: int, metrics: dict[str, float]) -> None: ...
 
-    def evaluated(
-        self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
-    ) -> None: ...
+    def evaluated(self, step: int, records: Sequence[EpisodeRecord], player: Player) -> None: ...
+
+    def saved(self, step: int, checkpoint: Path) -> None: ...
 
     def warn(self, message: str) -> None: ...
 
@@ -59,6 +78,7 @@ class RunLog:
         self.console = RunConsole(self.folder, table_interval=cfg.runner.logger.table_interval)
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
+        self._last_result: Result | None = None
         self.last_metrics: dict[str, float] = {}  # of the last training step, or of the evaluation that was the run
         self.last_records: Sequence[EpisodeRecord] = ()  # of the last evaluation
         self.last_evaluation = 0  # its step
@@ -99,38 +119,38 @@ class RunLog:
         self.last_metrics = metrics
         self._open(step, appends=True).log(step, metrics)
 
-    def evaluated(
-        self, step: int, records: Sequence[EpisodeRecord], groups: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
-        """Writes eval/step_N.json with every episode and its counts, and shows the rates with their intervals.
+    def evaluated(self, step: int, records: Sequence[EpisodeRecord], player: Player) -> None:
+        """Writes eval/step_N/result.json, and shows the rates with their intervals.
 
-        Those of single tasks are shown where the evaluation is all there is to see.
+        `records` are in the order of the trials. Rates of single tasks are shown where the evaluation is all there is
+        to see.
         """
         self.last_records, self.last_evaluation = records, step
-        folder = self.folder / "eval"
-        rate = Rate.of(r.success_once for r in records)
-        rates, own = group_rates(records, groups or {}), own_metrics(records)
-        tasks = task_rates(records, groups or {})
+        spec = env_spec(self.cfg.env.eval, "env.eval")
+        groups, rate = spec.task_groups, Rate.of(r.success_once for r in records)
+        rates, own, tasks = group_rates(records, groups), own_metrics(records), task_rates(records, groups)
         metrics = evaluation_metrics(records, groups)
-        path = self._evaluation_file(folder, step)
-        text = json.dumps(
-            {
-                "step": step,
-                "run": self.run_id,
-                "checkpoint": redacted(self.cfg.runner.ckpt_path),
-                "success_once": asdict(rate),
-                "groups": {name: asdict(group) for name, group in rates.items()},
-                "tasks": {name: asdict(task) for name, task in tasks.items()},
-                "rates": {name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
-                "metrics": {name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
-                "episodes": [r.to_json() for r in records],
-            },
-            indent=1,
+        result = Result(
+            step=step,
+            run=self.run_id,
+            recipe=self.cfg.runner.logger.experiment_name,
+            policy=replace(player.policy, path=redacted(player.policy.path)),
+            protocol=evaluation_protocol(self.cfg),
+            success=asdict(rate),
+            groups={name: asdict(group) for name, group in rates.items()},
+            tasks={name: asdict(task) for name, task in tasks.items()},
+            rates={name: asdict(value) for name, value in own.items() if isinstance(value, Rate)},
+            table=benchmark_table(records, groups, spec.suite),
+            metrics={name.removeprefix("eval/"): value for name, value in expand(metrics).items()},
+            episodes=self._episodes(records),
+            provenance=describe_start(_gpus()),
+            config=json.loads(json.dumps(redacted(asdict(self.cfg)), default=str)),
+            device=dict(player.device),
+            batches=tuple(map(tuple, player.batches)),
         )
-        with writing(str(path)):
-            make_folder(folder)
-            write_file(path, text)
-        self.evaluations.append(path)
+        self._last_result = write_result(result, self.folder)
+        assert self._last_result.path is not None
+        self.evaluations.append(self._last_result.path)
         self.console.say(f"evaluation at step {step}: success {rate}")
         for name, group in rates.items():
             self.console.say(f"  {name:<10} {group}")
@@ -138,6 +158,12 @@ class RunLog:
             self.console.say(f"  {name:<30} {task}")
         for name, value in own.items():
             self.console.say(f"  {guide_name(name):<44} {value if isinstance(value, Rate) else f'{value:.3f}'}")
+
+    def saved(self, step: int, checkpoint: Path) -> None:
+        """Note in the evaluation of the same step where its policy lies now, so that its episodes can be replayed."""
+        result = self._last_result
+        if result is not None and result.step == step and result.policy.kind == "checkpoint":
+            self._last_result = rewrite(replace(result, policy=checkpoint_identity(checkpoint)))
 
     def warn(self, message: str) -> None:
         self.console.say(f"warning: {message}")
@@ -169,10 +195,16 @@ class RunLog:
                 self.console.say(note)
         return self.logger
 
-    def _evaluation_file(self, folder: Path, step: int) -> Path:
-        """eval/step_N.json, or step_N_2.json and so on where another run has written one."""
-        names = itertools.chain([f"step_{step}"], (f"step_{step}_{n}" for n in itertools.count(2)))
-        return next(p for name in names if _is_of_run(p := folder / f"{name}.json", self.run_id))
+    def _episodes(self, records: Sequence[EpisodeRecord]) -> tuple[Episode, ...]:
+        """The records as result.json holds them; videos that could not be written are left out."""
+
+        def video(record: EpisodeRecord) -> str | None:
+            if record.video is None or not Path(record.video).is_file():
+                return None
+            path, folder = Path(record.video).absolute(), self.folder.absolute()
+            return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+        return tuple(Episode(index=i, **vars(record) | {"video": video(record)}) for i, record in enumerate(records))
 
 
 def record_run(cfg: Config, kind: str, run_id: str | None = None) -> None:
@@ -186,15 +218,9 @@ def record_run(cfg: Config, kind: str, run_id: str | None = None) -> None:
         name=cfg.runner.logger.experiment_name,
         config_hash=config_hash(cfg),
         settings=settings(cfg),
-        gpus=[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        gpus=_gpus(),
     )
 
 
-def _is_of_run(path: Path, run_id: str) -> bool:
-    """Whether an evaluation file is free for a run: absent, or the run's own."""
-    if not path.exists():
-        return True
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["run"] == run_id
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _gpus() -> list[str]:
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

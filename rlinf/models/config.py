@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from rlinf.plugins import MODEL, available, dotted_path, import_attribute
 from rlinf.typed import Count, Within
@@ -138,6 +138,21 @@ class ModelConfig:
     def cache_bytes_per_sample(self) -> int:
         """Largest size of one sample's row in the cache of frozen computations; 0 when the model keeps none."""
         return 0
+
+    def acting(self) -> dict[str, Any]:
+        """The settings that change the actions of an evaluation, for its protocol; a model adds those of its own."""
+        return {
+            "model_type": self.model_type,
+            "size": self.size,
+            "precision": self.stored_precision,
+            "chunk": self.num_action_chunks,
+            "action_dim": self.action_dim,
+            "cameras": self.spec().num_images,
+            "image_size": self.spec().image_size,
+            "state_dim": self.spec().state_dim,
+            "unnorm_key": self.unnorm_key,
+            "policy_setup": self.policy_setup,
+        }
 
     def without_logprob(self) -> str:
         """The key (or policy) to name where `spec().has_logprob` is False and RL is refused."""

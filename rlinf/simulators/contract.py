@@ -11,7 +11,10 @@ A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, 
 - `Expert(options)`, an `Expert`, where scripted demonstrations exist;
 - `loaded_tasks()`, where `spec(options).loaded_task_bytes` is set: called in the simulator's process, it returns the
   numbers of the tasks in memory and how many were built since the process began; `Options` then has max_loaded_tasks;
-- `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts.
+- `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts;
+- `protocol(options)`, where more than the options decides what an evaluation measures: a dict of plain values that is
+  laid over them (versions of packages, a digest of assets, the renderer that `auto` stands for), with None for an
+  option that changes no number. Without it every option but paths counts.
 `task_suite_name` is one name for all of these. Of a list in the block, `spec` is asked name by name and rlinf joins the
 answers; `Scene`, `Batch`, `Expert` and `check_setup` get the options of the first name and must do for the reset ids of
 all, which is no work where an id tells its task. A simulator that must know the list has a field
@@ -22,16 +25,47 @@ expert.py, and assets.py where files are read. The simulator itself is imported 
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.metadata
 import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
 import numpy as np
 
 Array = np.ndarray
 Rows = Sequence[int]  # numbers of scenes within their process
+
+
+def versions_of(*packages: str) -> dict[str, str | None]:
+    """For `protocol`: `version.<package>` -> the version that is installed, None where it is not."""
+    found: dict[str, str | None] = {}
+    for name in packages:
+        try:
+            found[f"version.{name}"] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[f"version.{name}"] = None
+    return found
+
+
+def files_digest(folder: Path, files: Iterable[Path]) -> str:
+    """For `protocol`: a digest of the names and contents of files below a folder, computed once per process."""
+    about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(set(files))]
+    return _files_digest(str(folder), tuple(about))
+
+
+@functools.cache
+def _files_digest(folder: str, files: tuple[tuple[str, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for name, _, _ in files:
+        digest.update(f"{os.path.relpath(name, folder)}\0{len(name)}".encode())
+        digest.update(Path(name).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class SetupError(RuntimeError):

@@ -20,18 +20,24 @@ _pointer = ctypes.c_void_p
 @cache  # the probe must not run again beside live contexts
 def choose_backend(wanted: str) -> str:
     """Set MUJOCO_GL and PYOPENGL_PLATFORM for `wanted` (auto: what the environment says, else EGL, else OSMesa)."""
-    if wanted == "auto":
-        wanted = os.environ.get("MUJOCO_GL", "").lower()
-    if wanted not in ("egl", "osmesa"):
-        wanted = "egl" if egl_works() else "osmesa"
-        if wanted == "osmesa" and not osmesa_found():
-            raise SetupError(f"no headless OpenGL library was found; install one with: {OSMESA_LINE} (or: {EGL_LINE})")
+    found = find_backend(wanted)
+    if found == "osmesa" != wanted and not osmesa_found():
+        raise SetupError(f"no headless OpenGL library was found; install one with: {OSMESA_LINE} (or: {EGL_LINE})")
+    wanted = found
     if wanted == "egl" and not egl_works():
         raise SetupError(f"gl=egl, but libEGL is missing or offers no device; install it with: {EGL_LINE}")
     if wanted == "osmesa" and not osmesa_found():
         raise SetupError(f"gl=osmesa, but libOSMesa is missing; install it with: {OSMESA_LINE}")
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = wanted
     return wanted
+
+
+@cache
+def find_backend(wanted: str) -> str:
+    """The library that `wanted` stands for; nothing is set."""
+    if wanted == "auto":
+        wanted = os.environ.get("MUJOCO_GL", "").lower()
+    return wanted if wanted in ("egl", "osmesa") else "egl" if egl_works() else "osmesa"
 
 
 def draws_in_software() -> bool:

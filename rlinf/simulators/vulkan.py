@@ -12,7 +12,9 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +80,14 @@ def check_driver() -> Driver:
     if has_nvidia():
         raise SetupError(f"{NEEDED}; an NVIDIA driver runs here, but Vulkan finds {there}; {NVIDIA_LINE}")
     raise SetupError(f"{NEEDED}; there is {there}; install one with: {INSTALL_LINE}")
+
+
+@cache
+def driver_name() -> str | None:
+    """The driver SAPIEN will draw with; asked in a process of its own, as Vulkan stays in the one that asks."""
+    command = [sys.executable, "-W", "ignore", "-m", "rlinf.simulators.vulkan"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(answer.stdout)["name"] if answer.returncode == 0 else None
 
 
 class _Application(ctypes.Structure):  # VkApplicationInfo
@@ -163,8 +173,8 @@ def _report(draw: bool) -> dict[str, Any]:
     try:
         driver = str(check_driver())
     except SetupError as error:
-        return {"problem": str(error)}
-    found = {"driver": f"{driver}, from {os.environ.get('VK_ICD_FILENAMES', 'the system')}"}
+        return {"problem": str(error), "name": None}
+    found = {"name": driver, "driver": f"{driver}, from {os.environ.get('VK_ICD_FILENAMES', 'the system')}"}
     return found | {"contrast": draw_frame()} if draw else found
 
 

@@ -56,6 +56,7 @@ def packages() -> dict[str, str]:
     return dict(sorted((name, version) for name, version in found.items() if name))
 
 
+@cache
 def _commit() -> str | None:
     """The git commit of this package, with `+changes` where tracked files differ from it; None outside a checkout."""
 

@@ -86,7 +86,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 def holds_results(folder: Path) -> bool:
     """Whether a run has left anything that is worth keeping: logged steps, evaluations, checkpoints."""
     metrics = folder / "metrics.jsonl"
-    patterns = ("eval/*.json", "checkpoints/global_step_*", "*/checkpoints/global_step_*")
+    patterns = ("eval/*.json", "eval/*/result.json", "checkpoints/global_step_*", "*/checkpoints/global_step_*")
     return (metrics.is_file() and metrics.stat().st_size > 0) or any(any(folder.glob(p)) for p in patterns)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,6 +52,11 @@ class RolloutWorker(Worker):
         self.receiver = Receiver(self.policy, self.process.group("sync"))
         self._host_buffer = HostBuffer(self.device)
 
+    def describe_device(self) -> dict[str, Any]:
+        """What computes the actions: their last bits depend on it."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else platform.machine()
+        return {"kind": self.device.type, "name": name, "threads": torch.get_num_threads()}
+
     def receive_weights(self) -> None:
         """Receive the actor's current weights into this rank's copy."""
         self.receiver.receive()
@@ -69,10 +76,9 @@ class RolloutWorker(Worker):
         """Actions f32 [B, C, A] for the envs of one stage; None where this rank has none."""
         if step is None:
             return None
-        env_ids = self.plan.env_ids("rollout", self.rank, stage, mode)
         if mode == "train":
             self._before_chunk(step, stage, at)
-        obs, noise = step.obs.to(self.device), self._noise(env_ids, at, mode)
+        obs, noise = step.obs.to(self.device), self._noise_of(step, stage, at)
         out = self._with_memory(lambda: self.policy.predict(obs, mode=mode, noise=noise), mode)
         if mode == "train":
             self.arena.write_output(at.chunk, stage, at.epoch, out)
@@ -147,5 +153,11 @@ class RolloutWorker(Worker):
         values = self.policy.value(step.final_obs.to(self.device), noise=noise)
         self.arena.write_final_values(at.chunk - 1, stage, at.epoch, step.final_rows, values)
 
-    def _noise(self, env_ids: list[int], at: ChunkIndex, stream: str = "train") -> Noise:
-        return Noise(seed=self.cfg.runner.seed, at=at, env_ids=env_ids, device=self.device, stream=stream)
+    def _noise_of(self, step: EnvStep, stage: int, at: ChunkIndex) -> Noise:
+        """Noise of the policy call at `step`: by env and chunk in training, by trial in an evaluation."""
+        if step.trials is None:
+            return self._noise(self.plan.env_ids("rollout", self.rank, stage), at)
+        return Noise.of_trials(step.trials, seed=self.cfg.runner.seed, device=self.device)
+
+    def _noise(self, env_ids: list[int], at: ChunkIndex) -> Noise:
+        return Noise(seed=self.cfg.runner.seed, at=at, env_ids=env_ids, device=self.device)

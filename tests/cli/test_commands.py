@@ -38,8 +38,8 @@ def evaluate(folder: Path, *overrides: str, name: str = "toy_ppo_compact") -> di
     """What an evaluation wrote."""
     own = [f"runner.logger.log_path={folder}", *SMALL, *overrides]
     jobs.evaluate(load_config(name, own, purpose="eval"))
-    (file,) = (folder / "eval").glob("*.json")
-    return {"file": file.name, **json.loads(file.read_text())}
+    (file,) = (folder / "eval").glob("*/result.json")
+    return {"folder": file.parent.name, **json.loads(file.read_text())}
 
 
 def test_a_checkpoint_is_evaluated_by_its_folder_its_policy_or_its_weights(saved, tmp_path):
@@ -48,10 +48,10 @@ def test_a_checkpoint_is_evaluated_by_its_folder_its_policy_or_its_weights(saved
     torch.save(load_file(policy / "model.safetensors"), pickled)
     want = evaluate(tmp_path / "model_path", f"actor.model.model_path={policy}")
     assert len(want["episodes"]) == 16
-    assert want["file"] == "step_0.json"
+    assert want["folder"] == "step_0"
 
     by_step = evaluate(tmp_path / "step", f"runner.ckpt_path={saved}")
-    assert by_step["file"] == "step_1.json"
+    assert by_step["folder"] == "step_1"
     by_policy = evaluate(tmp_path / "policy", f"runner.ckpt_path={policy}")
     by_config = evaluate(tmp_path / "run", f"runner.ckpt_path={saved}", name=str(saved.parents[2] / "config.yaml"))
     by_file = evaluate(tmp_path / "file", f"runner.ckpt_path={policy / 'model.safetensors'}")
@@ -129,7 +129,7 @@ def test_train_with_only_eval_is_an_evaluation(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "evaluation at step 0: success " in done.stdout
     assert "Global Step" not in done.stdout
-    assert [p.name for p in (tmp_path / "run" / "eval").iterdir()] == ["step_0.json"]
+    assert [p.name for p in (tmp_path / "run" / "eval").iterdir()] == ["step_0"]
 
 
 # ---------------------------------------------------------------- doctor

@@ -28,8 +28,8 @@ def test_rlinf_eval_with_the_expert_writes_the_usual_file(tmp_path: Path) -> Non
     overrides = ["runner.eval_expert=true", f"runner.logger.log_path={tmp_path}", "env.eval.num_processes=1"]
     cfg = load_config("toy_ppo_compact", overrides, purpose="eval", devices=[0])
     assert jobs.evaluate(cfg)[0]["eval/success_once"] == 1.0
-    written = json.loads((tmp_path / "eval/step_0.json").read_text())
-    assert (written["success_once"]["successes"], written["success_once"]["trials"]) == (32, 32)
+    written = json.loads((tmp_path / "eval/step_0/result.json").read_text())
+    assert (written["success"]["successes"], written["success"]["trials"]) == (32, 32)
 
 
 def test_a_simulator_without_an_expert_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

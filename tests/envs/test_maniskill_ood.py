@@ -77,17 +77,17 @@ def test_the_first_row_is_the_training_set_of_main() -> None:
 def test_one_command_fills_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [*TINY, f"runner.logger.log_path={tmp_path}", "runner.eval_expert=true", f"env.eval.num_trials={ROWS}"]
     metrics, _ = jobs.evaluate(load_config("maniskill_ood", overrides, purpose="eval", devices=[0]))
-    written = json.loads((tmp_path / "eval/step_0.json").read_text())
+    written = json.loads((tmp_path / "eval/step_0/result.json").read_text())
     shape, printed = spec(Options(id=OOD)), capsys.readouterr().out
     assert list(written["tasks"]) == list(shape.tasks)
     assert {task: rate["trials"] for task, rate in written["tasks"].items()} == dict.fromkeys(shape.tasks, 1)
     assert [written["groups"][name]["trials"] for name in shape.task_groups] == [1, 5, 7, 3, 15, ROWS]
     assert sum(rate["successes"] for rate in written["tasks"].values()) >= ROWS - 1
     for episode in written["episodes"]:
-        assert not episode["success_once"] or episode["episode_return"] == np.float32(1.2)
+        assert not episode["success_once"] or episode["return"] == np.float32(1.2)
     lines = {line.split()[0]: line for line in printed.splitlines() if line.startswith("  ")}
     assert lines.keys() == {*shape.tasks, *shape.task_groups}
-    average = Rate(written["success_once"]["successes"], ROWS)
+    average = Rate(written["success"]["successes"], ROWS)
     assert lines["Average"].split(maxsplit=1)[1] == str(average)
     assert metrics["eval/group/Average/success_once"] == average.rate
 

@@ -77,7 +77,7 @@ def test_the_id_of_the_run_is_in_every_file(original: Path) -> None:
     record = read_record(original)
     assert record is not None
     assert {row["run"] for row in read_jsonl(original / "metrics.jsonl")} == {record.id}
-    assert json.loads((original / "eval/step_2.json").read_text())["run"] == record.id
+    assert json.loads((original / "eval/step_2/result.json").read_text())["run"] == record.id
     for step in (1, 2):
         manifest = original / f"toy_ppo_compact/checkpoints/global_step_{step}/manifest.json"
         assert json.loads(manifest.read_text())["run"] == record.id
@@ -310,7 +310,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path, caplog: pytest
 def test_damaged_logs_neither_stop_a_resumed_run_nor_its_report(
     trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    evaluation = trained / "eval/step_2.json"
+    evaluation = trained / "eval/step_2/result.json"
     evaluation.write_text(evaluation.read_text()[:100])
     with (trained / "metrics.jsonl").open("a") as file:
         file.write('x\n[1]\n{"step": "<script>"}\n')
@@ -328,7 +328,8 @@ def test_damaged_logs_neither_stop_a_resumed_run_nor_its_report(
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"step": 1, "episodes": [1]}', '{"step": "<b>", "episodes": []}'])
 def test_what_is_no_evaluation_is_left_out_of_the_report(text: str, trained: Path) -> None:
-    (trained / "eval/step_9.json").write_text(text)
+    (trained / "eval/step_9").mkdir()
+    (trained / "eval/step_9/result.json").write_text(text)
     assert "step_9" not in write_report(trained).read_text()
 
 

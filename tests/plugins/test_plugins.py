@@ -38,7 +38,7 @@ def test_things_of_another_package_train_two_steps(tmp_path: Path) -> None:
     assert largest > 0
     assert largest == pytest.approx(round(largest), abs=1e-5)
     assert {"warm", "hot"} == {
-        row["task"] for row in json.loads((tmp_path / "eval/step_2.json").read_text())["episodes"]
+        row["task"] for row in json.loads((tmp_path / "eval/step_2/result.json").read_text())["episodes"]
     }
     assert list(tmp_path.glob("*/checkpoints/global_step_2/actor/model/model.safetensors"))
 

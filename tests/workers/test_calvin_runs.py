@@ -59,7 +59,7 @@ def test_ppo_on_abc_with_an_evaluation_on_d(tmp_path: Path) -> None:
     assert metrics["env/restarts"] == 0
     assert metrics["eval/num_trajectories"] == 3
     assert metrics["train/actor/logprob_gap"] < 1e-4
-    written = json.loads((tmp_path / "eval/step_1.json").read_text())
+    written = json.loads((tmp_path / "eval/step_1/result.json").read_text())
     lengths = [written["metrics"][f"success_len_{n}"] for n in range(1, 6)]
     assert written["metrics"]["avg_num_subtasks"] == metrics["eval/avg_num_subtasks"] == pytest.approx(sum(lengths))
     assert lengths == sorted(lengths, reverse=True)

@@ -101,7 +101,7 @@ def recipe_runs(name: str, folder: Path) -> Iterator[set[tuple[str, int]]]:
             where += ["cluster.component_placement={'actor,env,rollout': all}", f"runner.logger.log_path={log}"]
             where += ["runner.eval_random=true"]
             jobs.evaluate(load_config(name, [*SHORT, *overrides, *where], purpose="eval"))
-            episodes = json.loads((log / "eval" / "step_0.json").read_text())["episodes"]
+            episodes = json.loads((log / "eval" / "step_0" / "result.json").read_text())["episodes"]
             pairs = {(e["task"], e["reset_id"]) for e in episodes}
             assert len(episodes) == len(pairs) == trials, (devices, stages)
             yield pairs

@@ -91,7 +91,7 @@ def test_ppo_on_mt50_with_video_evaluation_and_checkpoint(tmp_path):
     assert metrics["env/num_trajectories"] == 4
     assert metrics["eval/num_trajectories"] == 2
     assert Manifest.read(tmp_path / "metaworld_50_ppo_openpi/checkpoints/global_step_1").step == 1
-    trials = json.loads((tmp_path / "eval/step_1.json").read_text())["episodes"]
+    trials = json.loads((tmp_path / "eval/step_1/result.json").read_text())["episodes"]
     assert len({t["task"] for t in trials}) == 2
     assert len(list((tmp_path / "video/eval").rglob("*.mp4"))) == 1
     assert (tmp_path / "report.html").is_file()

@@ -44,7 +44,7 @@ def test_tasks_are_played_in_their_shares_and_told_apart(tmp_path: Path) -> None
     for task in ("reach-red", "reach-blue"):
         assert all(f"eval/task/{task}/{name}" in rows[-1] for name in told)
         assert rows[-1][f"eval/task/{task}/num_trajectories"] == 4
-    played = json.loads((tmp_path / "eval/step_2.json").read_text())
+    played = json.loads((tmp_path / "eval/step_2/result.json").read_text())
     assert {task: rate["trials"] for task, rate in played["tasks"].items()} == {"reach-red": 4, "reach-blue": 4}
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert 'aria-label="reach-red"' in page

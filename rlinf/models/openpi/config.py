@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from rlinf.errors import UserError, did_you_mean
 from rlinf.models.config import DataShape, ModelConfig, PolicySpec, Precision, PrecisionName, RunSettings
@@ -177,6 +177,16 @@ class Config(ModelConfig):
     def default_precision(self) -> Precision:
         """Of the network, with the published fp32 exceptions in bf16; the heads are fp32."""
         return "bf16" if self.size == "base" else "fp32"
+
+    def acting(self) -> dict[str, Any]:
+        """See ModelConfig.acting."""
+        arch = self.architecture()
+        return super().acting() | {
+            "config_name": self.openpi.config_name,
+            "denoise_steps": self.denoise_steps,
+            "action_horizon": arch.action_horizon,
+            "max_token_len": arch.max_token_len,
+        }
 
     def architecture(self) -> Architecture:
         """The network of `size` for this convention."""

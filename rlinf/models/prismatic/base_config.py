@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig, PolicySpec, Precision, PrecisionName, RunSettings
@@ -56,6 +56,19 @@ class PrismaticConfig(ModelConfig):
             if f.name in SAMPLING and (given := vars(self)[f.name]) not in (f.default, used := vars(run)[f.name]):
                 winner = f"rollout.sampling_params.{f.name}={used}"
                 logger.warning("actor.model.%s=%s has no effect: %s decides", f.name, given, winner)
+
+    def acting(self) -> dict[str, Any]:
+        """See ModelConfig.acting."""
+        parts = self.parts()
+        return super().acting() | {
+            "temperature": max(self.temperature_eval, 0.0),
+            "top_k": max(self.top_k, 0),
+            "statistics": self.statistics_kind,
+            "prompt_slots": self.prompt_slots,
+            "stop_token": self.has_stop_token,
+            "film": parts.film,
+            "head": "tokens" if parts.regression is None else "l1",
+        }
 
     # ------------------------------------------------------------------ parts of the network
     def parts(self) -> Parts:

@@ -45,12 +45,17 @@ def find_folder(given: str | None) -> Path:
 
 def check_folder(folder: Path, scenes: Sequence[str]) -> None:
     """Raise SetupError where a file is missing that `scenes` need: Bullet would silently draw a world without it."""
+    for path in needed_files(folder, scenes):
+        if not path.is_file():
+            raise SetupError(f"{folder} lacks {os.path.relpath(path, folder)}; {LAYOUT}")
+
+
+def needed_files(folder: Path, scenes: Sequence[str]) -> Iterator[Path]:
+    """Every file that `scenes` are made of, whether it is there or not."""
     wanted = [ROBOT, PLANE, *ANNOTATIONS.values()]
     wanted += [name for scene in scenes for name in (table_file(scene), *block_files(scene))]
     for name in wanted:
-        for path in (folder / name, *_referenced(folder / name)):
-            if not path.is_file():
-                raise SetupError(f"{folder} lacks {os.path.relpath(path, folder)}; {LAYOUT}")
+        yield from (folder / name, *_referenced(folder / name))
 
 
 def _referenced(path: Path) -> Iterator[Path]:

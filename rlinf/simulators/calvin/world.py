@@ -7,22 +7,20 @@ clears, so that a start is only reproducible in an empty world; reloading one ta
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import re
 import tempfile
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pybullet
 from pybullet_utils.bullet_client import BulletClient
 
 from rlinf.simulators.calvin.assets import PLANE, ROBOT, block_files, table_file
+from rlinf.simulators.calvin.conditions import choose_renderer
 from rlinf.simulators.calvin.suite import STEP_ANGLE, STEP_LENGTH, Options
 from rlinf.simulators.calvin.tasks import COLOURS, Block, Contact, Facts
 from rlinf.simulators.contract import Array, SetupError
-from rlinf.simulators.opengl import egl_works
 
 ARM, FINGERS, TCP_LINK = tuple(range(7)), (9, 11), 15
 REST_POSE = (-1.21779206, 1.03987646, 2.11978261, -2.34205014, -0.87015947, 1.64119353, 0.55344866)
@@ -306,12 +304,3 @@ def low_poly_urdf(file: Path) -> str:
     """The robot's URDF with arm and hand drawn as their collision meshes: a hundredth of the triangles."""
     text = re.sub(r"package://meshes/visual/(link\d|hand)\.obj", r"package://meshes/collision/\1.obj", file.read_text())
     return text.replace("package://", f"{file.parent}/")
-
-
-def choose_renderer(wanted: Literal["auto", "tiny", "egl"]) -> Literal["tiny", "egl"]:
-    """auto draws on the GPU where there is one, else in software with TinyRenderer (EGL in software is slower)."""
-    if wanted == "auto":
-        return "egl" if glob.glob("/dev/nvidia[0-9]*") and egl_works() else "tiny"
-    if wanted == "egl" and not egl_works():
-        raise SetupError("renderer=egl, but libEGL is missing or offers no device; use renderer=tiny")
-    return wanted

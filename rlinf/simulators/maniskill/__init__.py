@@ -9,4 +9,5 @@ from rlinf.simulators.maniskill.gpu.batch import Batch as Batch
 from rlinf.simulators.maniskill.scene import Scene as Scene
 from rlinf.simulators.maniskill.suite import Options as Options
 from rlinf.simulators.maniskill.suite import check_setup as check_setup
+from rlinf.simulators.maniskill.suite import protocol as protocol
 from rlinf.simulators.maniskill.suite import spec as spec

@@ -70,9 +70,13 @@ class Assets:
 
     def check(self, variants: Sequence[Variant]) -> None:
         """Raise SetupError where a file is missing that these variants need."""
-        for path in (self.urdf, *self._needed(variants), *_meshes(self.urdf), self.table):
+        for path in self.files(variants):
             if not path.is_file():
                 raise SetupError(f"{path} is missing; {INSTALL}")
+
+    def files(self, variants: Sequence[Variant]) -> Iterable[Path]:
+        """Every file that these variants are made of, whether it is there or not."""
+        return (self.urdf, *self._needed(variants), *_meshes(self.urdf), self.table)
 
     def _needed(self, variants: Sequence[Variant]) -> Iterable[Path]:
         """The files of the bodies and images that these variants may show."""

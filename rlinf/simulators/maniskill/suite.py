@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from rlinf.errors import did_you_mean
-from rlinf.simulators.contract import EnvSpec
+from rlinf.simulators.contract import EnvSpec, files_digest, versions_of
 from rlinf.simulators.maniskill.assets import find_assets
 from rlinf.simulators.maniskill.constants import CONTROL_FREQ, CONTROL_MODE, NATIVE_SIZE, SIM_FREQ
 from rlinf.simulators.maniskill.observation import CRITIC_COLUMNS
@@ -21,6 +21,7 @@ from rlinf.simulators.maniskill.reset_ids import (
     task_names,
 )
 from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, variant
+from rlinf.simulators.vulkan import driver_name
 from rlinf.typed import Pixels, Within
 
 SHADERS = ("minimal", "default")
@@ -146,6 +147,21 @@ def spec(options: Options) -> EnvSpec:
 def check_setup(options: Options) -> None:
     """Refuse to start where files that the environments need are missing."""
     find_assets([row for _, row in numbered_rows(options.id, options.obj_set, options.listed).values()])
+
+
+def protocol(options: Options) -> dict[str, Any]:
+    """Versions, a digest of the files that are read, the device that draws, and what the options stand for."""
+    rows = [row for _, row in numbered_rows(options.id, options.obj_set, options.listed).values()]
+    assets = find_assets(rows)
+    resolved = {
+        "image_size": list(options.size),
+        "sim_backend": "gpu" if options.on_gpu else "cpu",
+        "sim_config": {"sim_freq": options.sim_freq, "control_freq": options.control_freq},
+        "sensor_configs": {"shader_pack": options.shader},
+        "renderer": driver_name(),
+        "assets": files_digest(assets.urdf.parent, assets.files([variant(*row) for row in rows])),
+    }
+    return {"control_mode": None, **resolved, **versions_of("mani_skill", "sapien")}
 
 
 def _check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -6,11 +6,12 @@ reset id = number of the task in tasks.json * 1,000,000 + layout seed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rlinf.errors import did_you_mean
-from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, image_side, split_ids
+from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, image_side, split_ids, versions_of
 from rlinf.simulators.metaworld.tasks import TRIALS_PER_TASK, all_tasks, difficulty_classes, tasks_of
+from rlinf.simulators.opengl import find_backend
 from rlinf.typed import Pixels, Within
 
 LOADED_TASK_BYTES = 70 << 20  # measured with software rendering: physics 25 MB, meshes and textures to draw 45
@@ -79,3 +80,10 @@ def spec(options: Options) -> EnvSpec:
         critic_state_dim=39,
         loaded_task_bytes=LOADED_TASK_BYTES,
     )
+
+
+def protocol(options: Options) -> dict[str, Any]:
+    """Versions, the picture as it is drawn, and nothing of how tasks are kept in memory."""
+    other_names = dict.fromkeys(("camera_heights", "camera_widths", "max_loaded_tasks"))
+    drawn = {"image_size": options.size, "decimate": options.decimated, "gl": find_backend(options.gl)}
+    return other_names | drawn | versions_of("metaworld", "mujoco")

@@ -7,4 +7,5 @@ from rlinf.simulators.toy.expert import Expert as Expert
 from rlinf.simulators.toy.scene import Batch as Batch
 from rlinf.simulators.toy.scene import Scene as Scene
 from rlinf.simulators.toy.suite import Options as Options
+from rlinf.simulators.toy.suite import protocol as protocol
 from rlinf.simulators.toy.suite import spec as spec

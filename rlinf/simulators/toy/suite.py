@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rlinf.simulators.contract import EVAL_LAYOUTS, EnvSpec, split_ids
 from rlinf.simulators.toy.tasks import COLOURS, SUITES, task_name
@@ -60,3 +60,8 @@ def spec(options: Options) -> EnvSpec:
         critic_state_dim=4,
         batched=options.batched,
     )
+
+
+def protocol(options: Options) -> dict[str, Any]:
+    """Neither how scenes are held nor the test hooks change what is measured."""
+    return dict.fromkeys(("batched", "fault", "fault_at", "fault_file", "fault_times"))
