@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
@@ -55,6 +56,7 @@ class Comparison:
     alpha: float
     pairs: tuple[PairFinding, ...]
     standings: tuple[Standing, ...]  # best first
+    folder: Path | None = None  # that holds comparison.json and the results of what was played
 
     def pair(self, a: str, b: str) -> PairFinding:
         """What is known of two policies, in the order in which they were given."""
