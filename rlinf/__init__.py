@@ -20,13 +20,26 @@ if sys.version_info < LEAST_PYTHON:  # before anything that an older one cannot 
     sys.exit(f"rlinf needs Python 3.11 or newer; {sys.executable} is {found}")
 
 if TYPE_CHECKING:
-    from rlinf.api import Evaluation, LoadedPolicy, TrainResult, evaluate, load_config, load_policy, make_env, train
+    from rlinf.api import (
+        Comparison,
+        Evaluation,
+        LoadedPolicy,
+        TrainResult,
+        compare,
+        evaluate,
+        load_config,
+        load_policy,
+        make_env,
+        train,
+    )
 
 __all__ = [
+    "Comparison",
     "Evaluation",
     "LoadedPolicy",
     "TrainResult",
     "__version__",
+    "compare",
     "evaluate",
     "load_config",
     "load_policy",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rlinf.commands import jobs
+from rlinf.commands.compare import run_compare
 from rlinf.commands.export import stored_settings
 from rlinf.compat.envs import env_class
 from rlinf.config.load import load_config
@@ -23,12 +24,25 @@ from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
 from rlinf.models.config import PolicySpec
 from rlinf.models.policy import Policy, find_policy
+from rlinf.results.comparison import Comparison
+from rlinf.results.sequential import ALPHA
 from rlinf.storage.step_checkpoint import newest_of_run, policy_folder, verify_ckpt_path
 
 if TYPE_CHECKING:
     from rlinf.envs.gymnasium_env import GymnasiumVectorEnv
 
-__all__ = ["Evaluation", "LoadedPolicy", "TrainResult", "evaluate", "load_config", "load_policy", "make_env", "train"]
+__all__ = [
+    "Comparison",
+    "Evaluation",
+    "LoadedPolicy",
+    "TrainResult",
+    "compare",
+    "evaluate",
+    "load_config",
+    "load_policy",
+    "make_env",
+    "train",
+]
 
 Array = np.ndarray
 
@@ -63,6 +77,30 @@ def evaluate(cfg: Config) -> Evaluation:
     """Play the held-out trials once. Load `cfg` with `purpose="eval"`; runner.ckpt_path names the policy."""
     metrics, episodes = jobs.evaluate(cfg)
     return Evaluation(Rate.of(e.success_once for e in episodes), metrics, tuple(episodes))
+
+
+def compare(
+    *policies: str | Path,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    max_pairs: int | None = None,
+    seed: int = 0,
+    alpha: float = ALPHA,
+    output: str | Path | None = None,
+) -> Comparison:
+    """Which policy is better, as `rlinf compare`: paths of policies, checkpoints and results, "expert" or "random".
+
+    Example: rlinf.compare("checkpoints/sft", "logs/try").pairs[0].overall.verdict == "better"
+    """
+    return run_compare(
+        [str(policy) for policy in policies],
+        recipe=recipe,
+        overrides=overrides,
+        max_pairs=max_pairs,
+        seed=seed,
+        alpha=alpha,
+        output=Path(output) if output is not None else None,
+    )
 
 
 class LoadedPolicy:

@@ -65,12 +65,13 @@ def run_compare(
         stopped = INTERRUPTED
         try:
             stopped = _play(contestants, rounds(trials, seed), alpha)
-        finally:
+        finally:  # what was played is kept, however it ended
             for player in players:
                 player.write()
             found = _compared(contestants, alpha)
-            about = {"stopped": stopped, "seed": seed, "max_pairs": len(trials)}
-            _write(folder / FILE, contestants, found, about)
+            if found.played:
+                about = {"stopped": stopped, "seed": seed, "max_pairs": len(trials)}
+                _write(folder / FILE, contestants, found, about)
         print_comparison(found, stopped)
         return replace(found, folder=folder)
 

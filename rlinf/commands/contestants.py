@@ -70,8 +70,9 @@ def find_contestants(arguments: Sequence[str], recipe: str | None, overrides: Se
     argument that has any (a result has those of its evaluation).
     """
     paths = [None if text in (EXPERT, RANDOM) else _found(text) for text in arguments]
-    names = labels([text if path is None else str(path) for text, path in zip(arguments, paths, strict=True)])
     results = [read_result(path) if path is not None and _holds_result(path) else None for path in paths]
+    places = [result.path if result is not None else path for path, result in zip(paths, results, strict=True)]
+    names = labels([text if place is None else str(place) for text, place in zip(arguments, places, strict=True)])
     settings = [recipe or r or (p and run_settings(p)) for p, r in zip(paths, results, strict=True)]
     default = next((found for found in settings if found is not None), None)
     made: list[Recorded | Played] = []

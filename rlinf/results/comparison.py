@@ -58,6 +58,11 @@ class Comparison:
     standings: tuple[Standing, ...]  # best first
     folder: Path | None = None  # that holds comparison.json and the results of what was played
 
+    @property
+    def played(self) -> bool:
+        """Whether any two of them have a trial in common."""
+        return any(pair.overall.pairs.count for pair in self.pairs)
+
     def pair(self, a: str, b: str) -> PairFinding:
         """What is known of two policies, in the order in which they were given."""
         return next(p for p in self.pairs if (p.a, p.b) == (a, b))
