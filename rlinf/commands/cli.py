@@ -124,18 +124,33 @@ def evaluate(
     config: ConfigName,
     overrides: Overrides = None,
     random: Annotated[bool, typer.Option("--random", help="Evaluate a policy of random weights.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Of the checkpoints of the run in runner.ckpt_path, evaluate the best one.")
+    ] = False,
+    selection_trials: Annotated[
+        int, typer.Option(min=1, help="With --best: training layouts that each checkpoint plays to be chosen.")
+    ] = 32,
 ) -> None:
     """Play the held-out trials and report success with counts and 95 % intervals."""
     started, settings = time.time(), overrides or []
-    cfg = _load(config, [*settings, *(["runner.eval_random=true"] if random else [])], "eval")
-    _evaluate(cfg, config, settings, started)
+    settings = [*settings, *(["runner.eval_random=true"] if random else [])]
+    if best:
+        from rlinf.commands.selection import best_checkpoint
+
+        checkpoint, selection = best_checkpoint(config, settings, selection_trials)
+        settings = [*settings, f"runner.ckpt_path={checkpoint}"]
+        _evaluate(_load(config, settings, "eval"), config, settings, started, selection)
+        return
+    _evaluate(_load(config, settings, "eval"), config, overrides or [], started)
 
 
-def _evaluate(cfg: Config, config: str, settings: list[str], started: float) -> None:
+def _evaluate(
+    cfg: Config, config: str, settings: list[str], started: float, selection: dict[str, Any] | None = None
+) -> None:
     """Evaluate, and say what was found and what may follow."""
     from rlinf.commands import jobs, summary
 
-    log, trained = jobs.run_evaluation(cfg), cfg.runner.ckpt_path
+    log, trained = jobs.run_evaluation(cfg, selection), cfg.runner.ckpt_path
     if cfg.runner.eval_expert:
         next_command = summary.collecting_command(config, settings)
     elif trained is not None and Path(trained).expanduser().is_dir():

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rlinf.commands.run_folders import evaluation_folder, in_folder, new_folder, run_of_recipe, training_folder, with_id
 from rlinf.config.derived import make_plan
@@ -96,16 +97,17 @@ def evaluate(cfg: Config) -> tuple[dict[str, float], Sequence[EpisodeRecord]]:
     return log.last_metrics, log.last_records
 
 
-def run_evaluation(cfg: Config) -> RunLog:
+def run_evaluation(cfg: Config, selection: dict[str, Any] | None = None) -> RunLog:
     """Play the held-out trials once: prints the rate, logs it, writes eval/step_N/result.json; N is the checkpoint's.
 
-    The log, which is closed, holds what was found.
+    `selection` tells how the policy was chosen. The log, which is closed, holds what was found.
     """
     if cfg.runner.eval_expert:
         return evaluate_expert(cfg)
     check_machine(cfg)
     with evaluation_folder(cfg) as cfg:
         log = RunLog(cfg)
+        log.selection = selection or {}
         runner = make_runner(cfg, make_plan(cfg), log)
         try:
             runner.global_step = step_of(cfg.runner.ckpt_path)

@@ -21,7 +21,7 @@ from rlinf.data.types import EpisodeRecord, Observation
 from rlinf.demos.writer import DatasetWriter
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import VideoConfig
-from rlinf.envs.spec import env_options, env_spec
+from rlinf.envs.spec import env_options, env_spec, selection_ids
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
@@ -66,7 +66,7 @@ def record_rollouts(
     ids = spec.reset_ids["train"]
     if episodes > len(ids):
         raise UserError(f"--episodes {episodes} must be at most {len(ids)}, the training layouts of {spec.suite}")
-    trials = [ids[(cfg.runner.seed * episodes + i) % len(ids)] for i in range(episodes)]
+    trials = selection_ids(spec, episodes, cfg.runner.seed)
     records: list[EpisodeRecord] = []
     with atomic_folder(output, what=f"OUTPUT={output}") as work:
         env = VecEnv(

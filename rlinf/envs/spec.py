@@ -212,6 +212,14 @@ def eval_trials(cfg: EnvConfig, spec: EnvSpec) -> list[int]:
     return [held_out[i * len(held_out) // wanted] for i in range(wanted)]
 
 
+def selection_ids(spec: EnvSpec, count: int, seed: int) -> list[int]:
+    """Reset ids to choose a policy by: training layouts, which no evaluation reports; others for another seed."""
+    ids = spec.reset_ids["train"]
+    if not ids:
+        raise UserError(f"suite {spec.suite!r} is for evaluations alone: it has no training layouts to choose by")
+    return [ids[(seed * count + i) % len(ids)] for i in range(count)]
+
+
 def num_trials(cfg: EnvConfig, spec: EnvSpec) -> int:
     """How many trials an evaluation plays: as many as asked for, or as there are."""
     if cfg.reset_ids:

@@ -29,7 +29,7 @@ class VideoRecorder:
     def __init__(
         self, cfg: VideoConfig, *, seed: int = 0, control_hz: float, run_id: str = "", name: str | None = None
     ) -> None:
-        """`run_id` becomes the comment of every file; `name` makes it `<video_base_dir>/<name>.mp4`, <name>-2.mp4, ..."""
+        """`run_id` is the comment of every file; a `name` gives `<video_base_dir>/<name>.mp4`, `<name>-2.mp4`, ..."""
         self._comment = f"rlinf run {run_id}" if run_id else ""
         self.max_envs = cfg.max_envs
         self._captions_wanted = cfg.info_on_video

@@ -79,6 +79,7 @@ class RunLog:
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
         self._last_result: Result | None = None
+        self.selection: dict[str, Any] = {}  # how the evaluated policy was chosen, for result.json
         self.last_metrics: dict[str, float] = {}  # of the last training step, or of the evaluation that was the run
         self.last_records: Sequence[EpisodeRecord] = ()  # of the last evaluation
         self.last_evaluation = 0  # its step
@@ -147,6 +148,7 @@ class RunLog:
             config=json.loads(json.dumps(redacted(asdict(self.cfg)), default=str)),
             device=dict(player.device),
             batches=tuple(map(tuple, player.batches)),
+            selection=self.selection,
         )
         self._last_result = write_result(result, self.folder)
         assert self._last_result.path is not None

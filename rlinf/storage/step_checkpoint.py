@@ -202,6 +202,12 @@ def policy_folder(ckpt_path: str) -> Path | None:
     return inside if inside.is_dir() else folder if folder.is_dir() else None
 
 
+def checkpoints_of_run(folder: Path) -> list[Path]:
+    """Every complete checkpoint of a run folder, by step."""
+    roots = (folder, folder / "checkpoints", *sorted(folder.glob("*/checkpoints")))
+    return [step for root in roots for step in numbered(root) if (step / "manifest.json").is_file()]
+
+
 def newest_of_run(ckpt_path: str, key: str = "runner.ckpt_path") -> Path | None:
     """The last checkpoint saved below a run folder; None for any other path. UserError where it holds several runs'."""
     folder = Path(ckpt_path).expanduser()

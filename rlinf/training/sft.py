@@ -21,7 +21,7 @@ from rlinf.demos.dataset import DemoDataset
 from rlinf.demos.hub import find_dataset
 from rlinf.demos.probe import Probe
 from rlinf.envs.config import NO_SIMULATOR
-from rlinf.envs.spec import env_spec
+from rlinf.envs.spec import env_spec, selection_ids
 from rlinf.errors import UserError
 from rlinf.models.config import ModelConfig
 from rlinf.models.policy import Policy, find_policy
@@ -325,9 +325,9 @@ def _evaluator(cfg: Config, evaluate: Evaluate | None) -> Iterator[Evaluate | No
         yield evaluate
     else:
         train, count = cfg.env.train, cfg.sft.eval_trials
-        ids, first = env_spec(train).reset_ids["train"], cfg.runner.seed * count
+        ids = selection_ids(env_spec(train), count, cfg.runner.seed)
         if isinstance(train.task_suite_name, list):  # env.eval may play others
             listed = replace(cfg.env.eval, task_suite_name=train.task_suite_name, init_params=train.init_params)
             cfg = replace(cfg, env=replace(cfg.env, eval=listed))
-        with Probe(cfg, [ids[(first + i) % len(ids)] for i in range(count)]) as probe:
+        with Probe(cfg, ids) as probe:
             yield lambda policy: probe.play_policy(policy).rate
