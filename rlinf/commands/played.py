@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,8 @@ class Played:
                 records, self._player = runner.play_trials(), runner.player()
             finally:
                 runner.close()
+            del runner
+            gc.collect()  # the next policy is loaded before Python would find the cycles that hold this one
         calls = max((r.first_call + r.calls for r in self._records), default=0)  # of the batches before
         self._records += [replace(record, first_call=record.first_call + calls) for record in records]
         self.outcomes |= {(r.suite, r.task, r.reset_id): r.success_once for r in records}
