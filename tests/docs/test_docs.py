@@ -111,7 +111,7 @@ def test_commands_load(line: Line) -> None:
         load_config("quickstart", [a for a in arguments if "=" in a], purpose="train", devices=[0])
     elif command in ("train", "eval", "plan", "collect", "sft"):
         name, *settings = arguments
-        settings = [s for s in settings if not s.startswith(OF_AN_EARLIER_COMMAND)]
+        settings = [s for s in settings if not s.startswith(OF_AN_EARLIER_COMMAND) and s not in ("--best", "--random")]
         if command == "eval":
             settings.append("runner.only_eval=true")
         purpose = command if command in ("collect", "sft") else "plan"
