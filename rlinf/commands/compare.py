@@ -64,7 +64,7 @@ def run_compare(
             player.write_to(folder / re.sub(r"[^\w.-]+", "-", player.name))
         stopped = INTERRUPTED
         try:
-            stopped = _play(contestants, rounds(trials, seed), alpha)
+            stopped = play_until_decided(contestants, rounds(trials, seed), alpha)
         finally:  # what was played is kept, however it ended
             for player in players:
                 player.write()
@@ -144,7 +144,7 @@ def _benchmark_trials(player: Played, max_pairs: int | None) -> dict[int, object
     return {reset_id: task_number(reset_id) for reset_id in eval_trials(env, spec)}
 
 
-def _play(contestants: Sequence[Contestant], played: Sequence[Sequence[int]], alpha: float) -> str:
+def play_until_decided(contestants: Sequence[Contestant], played: Sequence[Sequence[int]], alpha: float) -> str:
     """Play batch after batch until every pair is decided or all trials are played; returns which of the two it was.
 
     A policy whose comparisons are all decided plays no more.

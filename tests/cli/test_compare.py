@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlinf.commands.compare import run_compare
+from rlinf.commands.compare import play_until_decided, run_compare
 from rlinf.commands.contestants import labels, split_arguments
 from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
+from rlinf.results.comparison import Trial
 from rlinf.results.identity import PolicyIdentity
 from rlinf.results.result import Episode, Result, read_result, write_result
+from rlinf.results.schedule import rounds
 
 PROTOCOL = {"simulator": "metaworld", "simulator.render": "exact", "horizon": 60, "policy.denoise_steps": 2}
 TOY = [
@@ -154,6 +158,36 @@ def test_policies_play_the_same_trials_until_there_is_a_verdict(
     mixed = run_compare([str(random.path), "expert"], output=tmp_path / "mixed")  # under the result's own settings
     assert mixed.pairs[0].overall == found.pairs[0].overall
     assert "expert is better than random" in capsys.readouterr().out
+
+
+class Scripted:
+    """A policy that solves every reset id below its skill, and remembers the batches it was asked to play."""
+
+    def __init__(self, name: str, skill: int) -> None:
+        self.name, self.skill = name, skill
+        self.cfg = SimpleNamespace(env=SimpleNamespace(eval=SimpleNamespace(total_num_envs=16)))
+        self.outcomes: dict[Trial, bool] = {}
+        self.batches: list[int] = []
+
+    def play(self, reset_ids: Sequence[int]) -> None:
+        self.batches.append(len(reset_ids))
+        self.outcomes |= {("suite", "task", reset_id): reset_id < self.skill for reset_id in reset_ids}
+
+
+def test_a_policy_whose_comparisons_are_decided_plays_no_more() -> None:
+    bad, good, better = players = [Scripted("bad", 0), Scripted("good", 250), Scripted("better", 260)]
+    trials = rounds(dict.fromkeys(range(300), "task"), seed=0)
+    assert play_until_decided(players, trials, alpha=0.05) == "all trials"
+    assert bad.batches == [16]
+    assert good.batches == better.batches == [16, 16, 32, 64, 128, 44]
+
+
+def test_playing_ends_with_the_verdict() -> None:
+    players = [Scripted("bad", 100), Scripted("good", 200)]
+    trials = rounds(dict.fromkeys(range(300), "task"), seed=0)
+    assert play_until_decided(players, trials, alpha=0.05) == "verdict"
+    assert sum(players[0].batches) < 100
+    assert players[0].outcomes.keys() == players[1].outcomes.keys()
 
 
 def test_names_are_as_short_as_they_can_be() -> None:
