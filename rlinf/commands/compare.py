@@ -23,7 +23,7 @@ from rlinf.results.protocol import differences, of_benchmark
 from rlinf.results.schedule import batches, rounds
 from rlinf.results.sequential import ALPHA, Finding
 from rlinf.simulators.contract import task_number
-from rlinf.storage.atomic_folder import write_file
+from rlinf.storage.atomic_folder import first_free, write_file
 from rlinf.storage.provenance import describe_start
 from rlinf.storage.redaction import redacted
 from rlinf.storage.run_folder import locked
@@ -60,8 +60,11 @@ def run_compare(
     for player in players:
         player.check()
     with _output_folder(output) as folder:
+        taken: set[Path] = set()
         for player in players:
-            player.write_to(folder / re.sub(r"[^\w.-]+", "-", player.name))
+            own = first_free(folder / re.sub(r"[^\w.-]+", "-", player.name).strip("-"), taken.__contains__)
+            taken.add(own)
+            player.write_to(own)
         stopped = INTERRUPTED
         try:
             stopped = play_until_decided(contestants, rounds(trials, seed), alpha)
@@ -72,7 +75,9 @@ def run_compare(
             if found.played:
                 about = {"stopped": stopped, "seed": seed, "max_pairs": len(trials)}
                 _write(folder / FILE, contestants, found, about)
-        print_comparison(found, stopped)
+        print_comparison(found)
+        if players and stopped == ALL_TRIALS and not all(pair.decided for pair in found.pairs):
+            print("all trials were played; --max-pairs N plays more where the benchmark holds out more")
         return replace(found, folder=folder)
 
 
@@ -177,7 +182,7 @@ def _print_progress(total: int, contestants: Sequence[Contestant], found: Compar
     )
 
 
-def print_comparison(found: Comparison, stopped: str) -> None:
+def print_comparison(found: Comparison) -> None:
     """Say who is better and by how much, task by task where there is enough; of several policies, the ranking."""
     print()
     if len(found.standings) > 2:
@@ -189,8 +194,6 @@ def print_comparison(found: Comparison, stopped: str) -> None:
     for pair in found.pairs:
         print(sentence(pair))
         _print_tasks(pair)
-    if any(not pair.decided for pair in found.pairs) and stopped == ALL_TRIALS:
-        print("all trials are played; --max-pairs N plays more where the benchmark holds out more")
 
 
 def sentence(pair: PairFinding) -> str:
