@@ -33,6 +33,7 @@ from rlinf.results.result import Episode, Result, read_result
 
 logger = logging.getLogger(__name__)
 SHEET, LARGE, SHEET_OF_LARGE = 16, 256, 9  # tiles of a sheet, and fewer of images with more pixels a side than LARGE
+WATCHABLE_HZ = 25.0  # a simulator that is controlled faster is shown slower than life
 Act = Callable[[EnvStep], torch.Tensor | None]  # -> actions f32 [B, C, A] of the simulator; None: its expert's
 
 
@@ -182,7 +183,7 @@ def play(
     act, chunk, reads_critic_state = _actor(cfg, result)
     spec = env_spec(cfg.env.eval, "env.eval")
     spec = replace(spec, batched=False) if cfg.runner.eval_expert else spec
-    num_envs = min(len(episodes), _tiles(spec.image_size), max(cfg.env.eval.total_num_envs, 1))
+    num_envs = min(len(episodes), _tiles(spec.image_size))
     env = env_class(cfg.compat)(
         replace(cfg.env.eval, total_num_envs=num_envs),
         spec,
@@ -281,5 +282,6 @@ def _recorder(cfg: Config, result: Result, folder: Path, name: str) -> VideoReco
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder} is a file; name a folder")
     spec = env_spec(cfg.env.eval, "env.eval")
-    filmed = VideoConfig(save_video=True, video_base_dir=str(folder), max_envs=_tiles(spec.image_size))
+    fps = max(1, round(min(spec.control_hz, WATCHABLE_HZ)))
+    filmed = VideoConfig(save_video=True, video_base_dir=str(folder), max_envs=_tiles(spec.image_size), fps=fps)
     return VideoRecorder(filmed, control_hz=spec.control_hz, run_id=result.run, name=name)
