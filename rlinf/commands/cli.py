@@ -166,6 +166,7 @@ def _evaluate(
         checkpoint=Path(trained) if trained is not None else None,
         video=summary.newest_video(cfg, started),
         report=log.report,
+        numbers=log.evaluations[-1],
         next_command=next_command,
     )
 
