@@ -38,8 +38,9 @@ def policy_identity(cfg: Config) -> PolicyIdentity:
         return PolicyIdentity("random")
     paths = [Path(path).expanduser() for path in dict.fromkeys([model.model_path, model.lora_path]) if path is not None]
     weights = Path(named).expanduser()
-    files = files_hash((*paths, *([weights] if weights.is_file() else [])))
-    return PolicyIdentity("checkpoint", named, files, _run_of(weights))
+    files = (*paths, *([weights] if weights.is_file() else []))
+    is_here = all(path.exists() for path in files)  # else only the machines that loaded it have it
+    return PolicyIdentity("checkpoint", named, files_hash(files) if is_here else None, _run_of(weights))
 
 
 def checkpoint_identity(checkpoint: Path) -> PolicyIdentity:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +20,9 @@ from rlinf.config.schema import Config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_options, env_spec, eval_trials, find_simulator
 from rlinf.models.config import ModelConfig
+from rlinf.simulators.contract import SetupError
 
+logger = logging.getLogger(__name__)
 POLICY = "policy."
 VERSION = "version."  # before the name of a package, in what a simulator's `protocol` gives
 NOISE = "by trial"  # how an evaluation's noise is keyed: (seed, reset id, chunk of the episode)
@@ -70,7 +73,11 @@ def simulator_protocol(env: EnvConfig) -> Protocol:
     module, options = find_simulator(env.env_type), env_options(env, "env.eval")
     given = {key: value for key, value in asdict(options).items() if not key.endswith(PATHS)}
     if "protocol" in vars(module):
-        given |= module.protocol(options)
+        try:
+            given |= module.protocol(options)
+        except (SetupError, OSError) as error:  # the simulators run on other machines: what was played must not be lost
+            logger.warning("the protocol of %s is incomplete: %s", env.env_type, error)
+            given["unknown"] = "versions and files: this machine has none"
         if env.python is not None:  # whose packages are others
             given |= _versions_in(env.python, tuple(key for key in given if key.startswith(VERSION)))
     given |= {"task_suite_name": None, "listed": None}  # suite and tasks tell
