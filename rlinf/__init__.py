@@ -21,10 +21,12 @@ if sys.version_info < LEAST_PYTHON:  # before anything that an older one cannot 
 
 if TYPE_CHECKING:
     from rlinf.api import (
+        Comparison,
         Episode,
         Evaluation,
         LoadedPolicy,
         TrainResult,
+        compare,
         evaluate,
         load_config,
         load_policy,
@@ -33,11 +35,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Comparison",
     "Episode",
     "Evaluation",
     "LoadedPolicy",
     "TrainResult",
     "__version__",
+    "compare",
     "evaluate",
     "load_config",
     "load_policy",

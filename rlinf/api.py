@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from rlinf.commands import jobs
+from rlinf.commands.compare import run_compare
 from rlinf.compat.envs import env_class
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
@@ -15,16 +16,20 @@ from rlinf.data.types import EpisodeRecord
 from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.metrics.stats import Rate
+from rlinf.results.comparison import Comparison
+from rlinf.results.sequential import ALPHA
 from rlinf.serving.policy import Episode, LoadedPolicy, load_policy
 
 if TYPE_CHECKING:
     from rlinf.envs.gymnasium_env import GymnasiumVectorEnv
 
 __all__ = [
+    "Comparison",
     "Episode",
     "Evaluation",
     "LoadedPolicy",
     "TrainResult",
+    "compare",
     "evaluate",
     "load_config",
     "load_policy",
@@ -63,6 +68,30 @@ def evaluate(cfg: Config) -> Evaluation:
     """Play the held-out trials once. Load `cfg` with `purpose="eval"`; runner.ckpt_path names the policy."""
     metrics, episodes = jobs.evaluate(cfg)
     return Evaluation(Rate.of(e.success_once for e in episodes), metrics, tuple(episodes))
+
+
+def compare(
+    *policies: str | Path,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    max_pairs: int | None = None,
+    seed: int = 0,
+    alpha: float = ALPHA,
+    output: str | Path | None = None,
+) -> Comparison:
+    """Which policy is better, as `rlinf compare`: paths of policies, checkpoints and results, "expert" or "random".
+
+    Example: rlinf.compare("checkpoints/sft", "logs/try").pairs[0].overall.verdict == "better"
+    """
+    return run_compare(
+        [str(policy) for policy in policies],
+        recipe=recipe,
+        overrides=overrides,
+        max_pairs=max_pairs,
+        seed=seed,
+        alpha=alpha,
+        output=Path(output) if output is not None else None,
+    )
 
 
 @overload

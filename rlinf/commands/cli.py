@@ -31,7 +31,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer 
 MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, DIFFERS = range(2, 8)
 INTERRUPTED, NO_READER = 130, 141
 # Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
-LEAVES_FILES = ("train", "eval", "sft", "collect", "export", "quickstart", "replay")
+LEAVES_FILES = ("train", "eval", "compare", "sft", "collect", "export", "quickstart", "replay")
 # Optional package -> the extra that brings it.
 EXTRAS = {
     "pyarrow": "datasets",
@@ -176,6 +176,54 @@ def _evaluate(
         numbers=log.evaluations[-1],
         next_command=next_command,
     )
+
+
+@app.command(
+    epilog="Example: rlinf compare logs/a/eval/step_0 logs/b/eval/step_0   or   rlinf compare checkpoints/sft "
+    "logs/try/toy_ppo_compact/checkpoints/global_step_2 expert --recipe toy_ppo_compact. Exit status: 0 whatever was "
+    "found (comparison.json says it), 2 where protocols differ or nothing can be compared."
+)
+def compare(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B [C ...] [KEY=VALUE ...]",
+            help="Policy folders, checkpoints (global_step_N), run folders (their newest), result.json files, or the "
+            "words expert and random; settings for those that are played.",
+        ),
+    ],
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIG",
+            help="Config to play under; default: that of the run which a policy or result lies in.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    max_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Trials after which no more are played; default: the benchmark's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the order of the trials.")] = 0,
+    alpha: Annotated[
+        float, typer.Option(help="Share of comparisons of equal policies that may end with a verdict.")
+    ] = 0.05,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write, new or empty; default logs/<time>-compare.")
+    ] = None,
+) -> None:
+    """Say which policy is better: the same trials for all, stopped as soon as the answer is known.
+
+    Prints better, worse or not separable with the difference of success rates and its 95 % interval, which hold however
+    early it stops; by task where there are enough pairs; a ranking with groups for more than two.
+    """
+    from rlinf.commands.compare import run_compare
+    from rlinf.commands.contestants import split_arguments
+
+    policies, overrides = split_arguments(arguments)
+    found = run_compare(
+        policies, recipe=recipe, overrides=overrides, max_pairs=max_pairs, seed=seed, alpha=alpha, output=output
+    )
+    typer.echo(f"comparison: {found.folder}/comparison.json")
 
 
 @app.command(epilog="Example: rlinf collect quickstart collect.episodes_per_task=10 collect.output=data/demos")

@@ -127,6 +127,14 @@ def with_id(cfg: Config, run_id: str | None) -> Config:
     return replace(cfg, runner=replace(cfg.runner, run_id=run_id or cfg.runner.run_id or new_run_id()))
 
 
+def run_settings(path: Path) -> Path | None:
+    """config.yaml of the run whose folder a path is, or lies in; None where there is none."""
+    folders = (path.absolute(), *path.absolute().parents[:6])
+    return next(
+        (f / "config.yaml" for f in folders if (f / "config.yaml").is_file() and (f / "metrics.jsonl").is_file()), None
+    )
+
+
 def _named_checkpoint(cfg: Config) -> Config:
     """Where runner.resume_dir names a folder: the checkpoint it means, and the folder of the run that saved it.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rlinf.commands.run_folders import run_settings
 from rlinf.config.schema import Config
 from rlinf.metrics.run_log import RunLog
 from rlinf.metrics.stats import Rate
@@ -93,10 +94,7 @@ def collecting_command(config: str, overrides: Sequence[str]) -> list[str]:
 
 def exported_command(checkpoint: Path, policy: Path) -> list[str]:
     """Evaluates an exported policy under the settings of the run that `checkpoint` is of; without them, opens it."""
-    folders = (checkpoint.absolute(), *checkpoint.absolute().parents[:6])
-    settings = [folder / "config.yaml" for folder in folders]
-    found = next((path for path in settings if path.is_file() and (path.parent / "metrics.jsonl").is_file()), None)
-    if found is None:
+    if (found := run_settings(checkpoint)) is None:
         return opening_command(policy)
     log_path = first_free(Path("logs") / f"{policy.name}-eval")
     return ["rlinf", "eval", str(found), f"runner.ckpt_path={policy}", f"runner.logger.log_path={log_path}"]

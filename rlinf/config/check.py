@@ -352,6 +352,8 @@ def _check_staleness(cfg: Config, plan: Plan) -> None:
 def _check_ids(path: str, env: EnvConfig, split: str) -> None:
     """Test sets have no ids to learn from, nor has a task of theirs in a list."""
     spec = env_spec(env, path)
+    if env.reset_ids:
+        raise UserError(f"{path}.reset_ids has no effect on training; env.eval.reset_ids names the trials to play")
     if spec.balanced:
         lacking = [task for task in spec.tasks if not ids_of_task(spec, split, task)]
         if lacking:
@@ -374,6 +376,13 @@ def _check_ids(path: str, env: EnvConfig, split: str) -> None:
 def _check_trials(env: EnvConfig) -> None:
     spec = env_spec(env, "env.eval")
     held_out, tasks = len(spec.reset_ids["eval"]), len(spec.tasks)
+    if len(set(env.reset_ids)) < len(env.reset_ids):
+        raise UserError("env.eval.reset_ids names an id twice; a trial is played once")
+    if other := [reset_id for reset_id in env.reset_ids if reset_id not in spec.reset_ids["eval"]]:
+        raise UserError(
+            f"env.eval.reset_ids: {other[0]} is not held out in suite {spec.suite}; its {held_out} held-out ids begin "
+            f"with {spec.reset_ids['eval'][0]}"
+        )
     if env.num_trials > held_out:
         raise UserError(
             f"env.eval.num_trials={env.num_trials} must be -1 (all), 0 (derived) or at most {held_out}, "

@@ -66,6 +66,8 @@ class EnvConfig(SimulatorKeys):
     """Rollouts of every env per training step."""
     num_trials: Annotated[int, Within(-1)] = 0
     """env.eval: held-out ids to play once each; 0 derives envs x episodes per rollout x epochs, -1 plays all."""
+    reset_ids: list[Annotated[int, Within(0)]] = field(default_factory=list)
+    """env.eval: the held-out ids to play, in this order, in place of num_trials of them."""
     use_rel_reward: bool = True
     """Pay differences of the reward level instead of the level itself."""
     reward_coef: Weight = 1.0

@@ -206,6 +206,8 @@ def task_of(spec: EnvSpec, split: str, reset_id: int) -> str:
 
 def eval_trials(cfg: EnvConfig, spec: EnvSpec) -> list[int]:
     """The held-out reset ids an evaluation plays, once each, in order; a subset is spread evenly over the suite."""
+    if cfg.reset_ids:
+        return list(cfg.reset_ids)
     held_out, wanted = spec.reset_ids["eval"], num_trials(cfg, spec)
     return [held_out[i * len(held_out) // wanted] for i in range(wanted)]
 
@@ -220,6 +222,8 @@ def selection_ids(spec: EnvSpec, count: int, seed: int) -> list[int]:
 
 def num_trials(cfg: EnvConfig, spec: EnvSpec) -> int:
     """How many trials an evaluation plays: as many as asked for, or as there are."""
+    if cfg.reset_ids:
+        return len(cfg.reset_ids)
     held_out, wanted = len(spec.reset_ids["eval"]), cfg.num_trials
     if wanted == 0:
         episodes_per_rollout = max(1, cfg.max_steps_per_rollout_epoch // cfg.max_episode_steps)

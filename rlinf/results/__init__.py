@@ -1,0 +1,1 @@
+"""What evaluations found: the result file, its protocol, and comparisons of results."""

@@ -43,6 +43,7 @@ MAY_DIFFER = (
     "env.train.max_restarts",
     "env.train.step_deadline_s",
     "env.train.python",
+    "env.train.reset_ids",  # read from env.eval alone
     "env.train.assets_path",
     "env.train.seeds_path",
     "env.train.init_params.data_path",

@@ -26,6 +26,8 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (names["result"].steps, names["result"].checkpoint.name) == (2, "global_step_2")
     assert names["result"].folder == Path("logs/api")
     assert names["evaluation"].success.trials == len(names["evaluation"].episodes) == 16
+    assert names["comparison"].standings[0].name == "expert"
+    assert names["found"].pairs.count == 16
     assert names["actions"].shape == (2, 2)
     assert names["actions"].dtype == np.float32
     assert "(4, 32, 32, 3) (4,)" in printed
