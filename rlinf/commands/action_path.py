@@ -36,6 +36,7 @@ from rlinf.demos.recorded import choose_episodes
 from rlinf.envs.bridge import Bridge
 from rlinf.envs.config import NO_SIMULATOR, EnvConfig, VideoConfig
 from rlinf.envs.spec import check_setup, env_spec
+from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
 from rlinf.models.action_path import ActionPath, Seen
 from rlinf.models.config import is_placeholder
@@ -110,6 +111,18 @@ def check_recipe(cfg: Config, *, dataset: str | None, episodes: int, say: Callab
         folder = _recorded(cfg, Path(scratch) / "demos", episodes) if dataset is None else dataset
         cfg = replace(cfg, sft=replace(cfg.sft, dataset=str(folder)))
         return Check(cfg, episodes, say, given=dataset is not None).run()
+
+
+def _start(evaluation: EnvConfig) -> None:
+    """Start a simulator that holds all scenes in one process, and end it: it may need a GPU that is not here."""
+    spec = env_spec(evaluation, "env.eval")
+    if spec.batched:
+        cfg = replace(evaluation, total_num_envs=1, video_cfg=VideoConfig())
+        env = VecEnv(cfg, spec, env_ids=[0], mode="eval", chunk_size=1, seed=0, trials=[0])
+        try:
+            env.open()
+        finally:
+            env.close()
 
 
 def _recorded(cfg: Config, folder: Path, episodes: int) -> Path:
