@@ -103,21 +103,21 @@ def check_recipe(cfg: Config, *, dataset: str | None, episodes: int, say: Callab
         cfg = replace(cfg, actor=replace(cfg.actor, model=model))
     if given is not None:
         verify_ckpt_path(given, key="--policy")
-    if cfg.env.train.env_type != NO_SIMULATOR:  # else its dimensions are the dataset's
-        find_policy(model.model_type).action_path(
-            model
-        )  # refuses a folder without statistics before anything is played
+    if cfg.env.train.env_type != NO_SIMULATOR:  # what cannot be is refused before anything is played
+        find_policy(model.model_type).action_path(model)
+        _start(cfg.env.train, "env.train")
+        _start(cfg.env.eval, "env.eval")
     with tempfile.TemporaryDirectory(prefix="rlinf-doctor-") as scratch:
         folder = _recorded(cfg, Path(scratch) / "demos", episodes) if dataset is None else dataset
         cfg = replace(cfg, sft=replace(cfg.sft, dataset=str(folder)))
         return Check(cfg, episodes, say, given=dataset is not None).run()
 
 
-def _start(evaluation: EnvConfig) -> None:
+def _start(block: EnvConfig, where: str) -> None:
     """Start a simulator that holds all scenes in one process, and end it: it may need a GPU that is not here."""
-    spec = env_spec(evaluation, "env.eval")
+    spec = env_spec(block, where)
     if spec.batched:
-        cfg = replace(evaluation, total_num_envs=1, video_cfg=VideoConfig())
+        cfg = replace(block, total_num_envs=1, video_cfg=VideoConfig())
         env = VecEnv(cfg, spec, env_ids=[0], mode="eval", chunk_size=1, seed=0, trials=[0])
         try:
             env.open()
