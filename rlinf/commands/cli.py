@@ -313,12 +313,38 @@ def recipes() -> None:
         typer.echo(f"{name:<{width}}  {sentence}".rstrip())
 
 
-@app.command()
-def doctor() -> None:
-    """Check Python, torch, rendering (draws a frame) and the installed simulators."""
-    from rlinf.commands.doctor import run_checks
+@app.command(epilog="Example: rlinf doctor --recipe quickstart --dataset data/demos --policy checkpoints/sft")
+def doctor(
+    overrides: Overrides = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="CONFIG", help="Check this config's action path instead.", autocompletion=complete_recipe),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="With --recipe: its demonstrations; default: the expert plays.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="With --recipe: whose statistics; default: fitted as by sft.")
+    ] = None,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="With --recipe: to replay; default 4.", show_default=False)
+    ] = None,
+) -> None:
+    """Check Python, torch, rendering (draws a frame) and the installed simulators.
 
-    if not run_checks(typer.echo):
+    With --recipe CONFIG, check the action path instead: demonstrations replayed through the policy's normalisation and
+    layout into the simulator must reach the expert's success, and the policy must see what was recorded for it.
+    """
+    from rlinf.commands.doctor import run_checks, run_recipe
+
+    if recipe is not None:
+        healthy = run_recipe(recipe, overrides or [], dataset, policy, episodes or 4, typer.echo)
+    else:
+        options = {"--dataset": dataset, "--policy": policy, "--episodes": episodes}
+        if unused := [*(overrides or []), *(name for name, given in options.items() if given is not None)]:
+            raise UserError(f"{unused[0]} needs --recipe CONFIG")
+        healthy = run_checks(typer.echo)
+    if not healthy:
         raise typer.Exit(MISTAKE)
 
 

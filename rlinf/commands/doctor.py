@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import available_simulators, env_spec, find_simulator
@@ -36,6 +37,26 @@ def run_checks(say: Callable[[str], None]) -> bool:
             healthy = False
             say(f"FAIL  {name}: {problem}")
     return healthy
+
+
+def run_recipe(
+    recipe: str,
+    overrides: Sequence[str],
+    dataset: str | None,
+    policy: Path | None,
+    episodes: int,
+    say: Callable[[str], None],
+) -> bool:
+    """Print one line per check of a recipe's action path; False where it would not do what the expert did."""
+    from rlinf.config.load import load_config
+
+    given = [] if policy is None else [f"runner.ckpt_path={policy}"]
+    cfg = load_config(recipe, [*overrides, *given], purpose="doctor")
+    from rlinf.commands.action_path import check_recipe
+    from rlinf.metrics.console import showing_progress
+
+    with showing_progress():
+        return check_recipe(cfg, dataset=dataset, episodes=episodes, say=say)
 
 
 def checks() -> list[Check]:

@@ -30,13 +30,14 @@ from rlinf.storage.step_checkpoint import verify_ckpt_path
 
 logger = logging.getLogger(__name__)
 
-Purpose = Literal["train", "eval", "sft", "collect", "plan", "bench", "quickstart"]
+Purpose = Literal["train", "eval", "sft", "collect", "plan", "bench", "quickstart", "doctor"]
 
 
 def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int] | None = None) -> None:
     """Refuse what cannot run, before anything starts. Only what `purpose` will use is checked."""
     if cfg.env.train.env_type == NO_SIMULATOR:
-        _check_imitation(cfg, devices)
+        if purpose == "sft":
+            _check_imitation(cfg, devices)
         return
     policy = policy_spec(cfg)
     for line in (*unread_keys(cfg.env.train, "env.train"), *unread_keys(cfg.env.eval, "env.eval")):
@@ -44,6 +45,10 @@ def check_config(cfg: Config, purpose: Purpose = "train", devices: Sequence[int]
     _check_runner(cfg, purpose)
     if purpose == "collect":
         _check_ids("env.train", cfg.env.train, "demo")
+        return
+    if purpose == "doctor":  # no network is built
+        check_fit("env.train", cfg.env.train, policy)
+        check_fit("env.eval", cfg.env.eval, policy)
         return
     training = purpose in ("train", "plan", "bench", "quickstart") and not cfg.runner.only_eval
     if training or purpose == "sft":

@@ -74,7 +74,7 @@ def checked_config(composed: Composed, purpose: Purpose = "train", devices: Sequ
             raise
         hint = f"did you mean {meant}?"
         raise UnknownKeyError(path, error.siblings, error.source, hint) from None
-    if purpose == "sft" and get(composed.tree, "env.train") is ABSENT:
+    if purpose in ("sft", "doctor") and get(composed.tree, "env.train") is ABSENT:
         cfg = _without_simulator(composed, cfg)
     elif purpose in ("train", "eval", "collect", "bench") and _has_no_simulator(composed):
         raise UserError(f"{composed.name} has no simulator: it has no block env.train; only `rlinf sft` takes it")

@@ -151,5 +151,10 @@ def _add(writer: DatasetWriter, demo: Demo, cameras: Sequence[EncodedImages]) ->
         actions=demo.labels,
         critic_states=demo.critic_state,
         task=demo.description,
-        extra={"task_name": demo.task, "reset_id": demo.job.reset_id, "noise_std": demo.job.noise_std},
+        extra={
+            "task_name": demo.task,
+            "reset_id": demo.job.reset_id,
+            "noise_std": demo.job.noise_std,
+            "noise_seed": demo.job.noise_seed,
+        },
     )

@@ -347,3 +347,18 @@ def _read_lines(path: Path, keys: tuple[str, ...], defects: Defects) -> Iterator
 
 def _one_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip().rstrip(".")[:160] or type(error).__name__
+
+
+def episode_columns(layout: Layout, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What meta/episodes says of every episode under these names, in the order of `layout.episodes`, where it does."""
+    folder, found, defects = layout.folder, dict[int, dict[str, Any]](), Defects(layout.folder)
+    if layout.version == "v3.0":
+        for path in sorted((folder / "meta/episodes").glob("chunk-*/file-*.parquet")):
+            there = [name for name in ("episode_index", *names) if name in pq.read_schema(path).names]
+            table = read_table(path, defects, there)
+            found |= {row["episode_index"]: row for row in (table.to_pylist() if table is not None else [])}
+    else:
+        rows = _read_lines(folder / "meta/episodes.jsonl", ("episode_index",), defects)
+        found = {row["episode_index"]: row for row in rows}
+    defects.refuse()
+    return [{name: row[name] for name in names if name in row} for row in (found[e.number] for e in layout.episodes)]

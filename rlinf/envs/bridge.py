@@ -23,6 +23,12 @@ class Bridge:
             return [*range(count - 1), ARM_POSE - 1]  # the rotation is left out, the gripper is still last
         return list(range(count))  # the rest is padding
 
+    def from_env(self, actions: torch.Tensor) -> torch.Tensor:
+        """Actions f32 [..., A_env] as a dataset of the simulator holds them, in the policy's columns; others are 0."""
+        out = actions.new_zeros(*actions.shape[:-1], self.policy.action_dim)
+        out[..., self.columns] = actions
+        return out
+
     def to_env(self, actions: torch.Tensor) -> torch.Tensor:
         """Convert actions f32 [B, C, A_policy] to f32 [B, C, A_env]."""
         if actions.shape[-1] != self.policy.action_dim:

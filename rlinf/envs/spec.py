@@ -199,7 +199,7 @@ def ids_of_task(spec: EnvSpec, split: str, task: str) -> Sequence[int]:
 def task_of(spec: EnvSpec, split: str, reset_id: int) -> str:
     """The task that a reset id of `split` belongs to; the suite's name where only the simulator knows it."""
     ids = spec.reset_ids[split]
-    if len(spec.tasks) > 1 and isinstance(ids, IdGrid):
+    if len(spec.tasks) > 1 and isinstance(ids, IdGrid) and reset_id // TASK_STRIDE in ids.tasks:
         return spec.tasks[ids.tasks.index(reset_id // TASK_STRIDE)]
     return spec.tasks[0] if len(spec.tasks) == 1 else spec.suite
 

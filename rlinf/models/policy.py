@@ -11,6 +11,8 @@ from torch import nn
 
 from rlinf.data.noise import Noise
 from rlinf.data.types import Observation, PolicyEval, PolicyOutput
+from rlinf.errors import UserError
+from rlinf.models.action_path import ActionPath
 from rlinf.models.config import ModelConfig, PolicySpec, own_models
 from rlinf.plugins import MODEL, dotted_path, import_attribute
 
@@ -27,6 +29,11 @@ class Policy(nn.Module):
     def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
         """From `cfg.model_path`, or from random weights drawn from `seed` when there is none."""
         raise NotImplementedError
+
+    @classmethod
+    def action_path(cls, cfg: ModelConfig) -> ActionPath:
+        """What stands around the network, with the statistics of `cfg.model_path`; for `rlinf doctor --recipe`."""
+        raise UserError(f"model {cfg.model_type!r} has no action path to check: its Policy lacks `action_path`")
 
     def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
         """Actions for one chunk; no gradients. `eval` samples deterministically and gives no log-probs."""

@@ -26,6 +26,7 @@ from rlinf.demos.probe import Probe
 from rlinf.envs.config import NO_SIMULATOR
 from rlinf.envs.spec import env_spec, selection_ids
 from rlinf.errors import UserError
+from rlinf.models.action_path import ActionPath
 from rlinf.models.config import ModelConfig
 from rlinf.models.policy import Policy, find_policy
 from rlinf.progress import report
@@ -75,7 +76,7 @@ def train_sft(
     start = time.perf_counter()
     data = DemoDataset(find_dataset(sft.dataset, "sft.dataset"), sft.features)
     on_progress(f"dataset: {data.num_episodes} episodes, {len(data)} frames; {data.features.text()}")
-    model = _fitted_model(cfg, data)
+    model = fitted_model(cfg, data)
     cfg = replace(cfg, actor=replace(cfg.actor, model=model))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with atomic_folder(output, what=f"sft.output={output}") as folder:  # first, so that a bad path costs no training
@@ -84,7 +85,7 @@ def train_sft(
         if sft.state_loss:
             _check_state_loss(sft, data, policy)
         on_progress(data.keep(device, policy.resize_images))
-        policy.fit_statistics(*_rows_for_statistics(policy, data))
+        policy.fit_statistics(*rows_for_statistics(policy, data))
         with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(cfg.runner.seed)  # for LoRA's dropout; everything else draws from `Noise`
             log = _Training(policy, data, cfg, rate, checkpoints, on_progress, on_step).run()
@@ -119,7 +120,7 @@ def check_settings(cfg: Config, *, overwrite: bool, resume: bool = False, log: P
     check_output(Path(sft.output), "sft.output", "policy", overwrite=overwrite, inputs=given)
 
 
-def _fitted_model(cfg: Config, data: DemoDataset) -> ModelConfig:
+def fitted_model(cfg: Config, data: DemoDataset) -> ModelConfig:
     """The model to train, with the dataset's dimensions where there is no simulator; it must fit the dataset."""
     model, shape, dataset = cfg.actor.model, data.shape, f"sft.dataset={cfg.sft.dataset}"
     if cfg.env.train.env_type == NO_SIMULATOR:
@@ -140,7 +141,7 @@ def _fitted_model(cfg: Config, data: DemoDataset) -> ModelConfig:
     return model
 
 
-def _rows_for_statistics(policy: Policy, data: DemoDataset) -> tuple[torch.Tensor | None, torch.Tensor]:
+def rows_for_statistics(policy: Policy | ActionPath, data: DemoDataset) -> tuple[torch.Tensor | None, torch.Tensor]:
     """States and actions to normalise by: whole chunks where actions are relative, as openpi does."""
     if not policy.relative_actions:
         return data.states, data.actions

@@ -60,13 +60,19 @@ def cfg(request: pytest.FixtureRequest) -> ModelConfig:
 def make(cfg: ModelConfig, seed: int = 0, *, compat: str | None = None) -> Policy:
     """Random weights, statistics of random data, and a value head that is awake (it may start at zero)."""
     policy = policy_class(cfg.model_type, compat).build(cfg, CPU, seed=seed)
-    g, spec = torch.Generator().manual_seed(seed), policy.spec
+    g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if VALUE_HEAD in name:
                 parameter.add_(0.1 * randn(g, *parameter.shape))
-    policy.fit_statistics(randn(g, 64, spec.state_dim) if spec.state_dim else None, randn(g, 64, spec.action_dim))
+    policy.fit_statistics(*statistics_data(g, policy))
     return policy
+
+
+def statistics_data(g: torch.Generator, policy: Policy) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """States and actions to normalise by."""
+    spec = policy.spec
+    return randn(g, 64, spec.state_dim) if spec.state_dim else None, randn(g, 64, spec.action_dim)
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +182,38 @@ def test_imitation_loss_falls(cfg):
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_action_path_is_that_of_predict_and_of_imitation(cfg: ModelConfig, policy: Policy) -> None:
+    """`rlinf doctor --recipe` checks what evaluations and imitation compute, not something beside it."""
+    g, spec = torch.Generator().manual_seed(1), policy.spec
+    states, actions = statistics_data(g, policy)
+    policy.fit_statistics(states, actions)
+    path = type(policy).action_path(cfg)
+    path.fit(states, actions)
+    obs, outputs, targets = observation(spec), [], []
+    policy._act, act = lambda *a, **k: outputs.append(act(*a, **k)) or outputs[-1], policy._act
+    try:
+        actions = policy.predict(obs, mode="eval", noise=noise()).actions
+    finally:
+        policy._act = act
+    network = next(outputs[0][name] for name in ("last", "bins", "actions") if name in outputs[0])
+    assert torch.equal(path.actions(obs, network), actions)
+
+    wanted = 0.5 * randn(g, ROWS, policy.action_horizon, spec.action_dim)
+    learned = "_imitate" if hasattr(policy, "_imitate") else "_read"  # a flow's target, or tokens
+    original = getattr(policy, learned)
+    setattr(policy, learned, lambda *a: targets.append(a) or original(*a))
+    try:
+        policy.sft_loss(obs, wanted, noise=noise())
+    finally:
+        setattr(policy, learned, original)
+    target = targets[0][0]["target"] if learned == "_imitate" else targets[0][1]
+    assert torch.equal(path.targets(obs, wanted), target)
+
+    inside = path.normal(obs, wanted).actions[:, : spec.num_action_chunks].abs() <= 1
+    error = (path.actions(obs, target) - wanted[:, : spec.num_action_chunks]).abs() * inside
+    assert (error <= 1.001 * path.resolution().float() + 1e-5).all()
+    seen = path.seen(obs)
+    assert seen.images.shape == (ROWS, spec.num_images, spec.image_size, spec.image_size, 3)
+    assert (seen.state is None) == (spec.state_dim == 0)

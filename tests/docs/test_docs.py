@@ -118,6 +118,9 @@ def test_commands_load(line: Line) -> None:
         if command == "sft":  # weights are not here
             settings += ["actor.model.size=compact", "actor.model.model_path=null"]
         load_config(name, settings, purpose=purpose, devices=machine(name, settings))
+    elif command == "doctor" and arguments:
+        assert arguments[0] == "--recipe"
+        load_config(arguments[1], [a for a in arguments if "=" in a], purpose="doctor")
     elif command == "bench":
         name, *settings = [word for word in arguments if not word.startswith("-")]
         load_config(name, [s for s in settings if "=" in s], purpose="plan", devices=machine(name, settings))

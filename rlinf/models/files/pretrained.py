@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from rlinf.errors import UserError
+from rlinf.models.action_path import ActionPath
 from rlinf.models.config import ModelConfig
 from rlinf.models.files import lora, policy_folder, tokenizers, weights
 from rlinf.models.files.lora_settings import CONFIG_FILE, has_adapters, recorded_base
@@ -48,9 +49,7 @@ class PretrainedPolicy(Policy):
     @classmethod
     def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:
         """From `cfg.model_path`, or from random weights drawn from `seed`."""
-        folder = None if cfg.model_path is None else Path(cfg.model_path).expanduser()
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"actor.model.model_path={cfg.model_path} is not a folder")
+        folder = _model_folder(cfg)
         if folder is None and cfg.size == "base":
             warnings.warn("actor.model.model_path is null: the base model starts from random weights", stacklevel=2)
         self = cls.unloaded(cfg, device, folder)
@@ -61,6 +60,18 @@ class PretrainedPolicy(Policy):
             self.load_pretrained(folder)
         return self
 
+    @classmethod
+    def action_path(cls, cfg: ModelConfig) -> ActionPath:
+        """The processor of `cfg.model_path` with its statistics, or one that changes nothing where there is none."""
+        folder = _model_folder(cfg)
+        path = cls.unloaded_path(cfg, folder)
+        if folder is not None:
+            policy_folder.refuse_run_folder(folder)
+            policy_folder.check_model_type(folder, cfg.model_type)
+            adapters = Path(cfg.lora_path).expanduser() if cfg.is_lora and cfg.lora_path is not None else None
+            path.prepare(_first_with_statistics(adapters, folder))()
+        return path
+
     def forget_recordings(self) -> None:
         """Free the recordings of `predict`; the next call records anew."""
         self._act.clear()
@@ -69,6 +80,11 @@ class PretrainedPolicy(Policy):
     @classmethod
     def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
         """The policy with uninitialised weights; what must be known of a folder before its weights is read here."""
+        raise NotImplementedError
+
+    @classmethod
+    def unloaded_path(cls, cfg: ModelConfig, folder: Path | None) -> Any:
+        """Its `ActionPath`, an object that reads a folder's statistics with `prepare(folder)()`."""
         raise NotImplementedError
 
     def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
@@ -232,6 +248,14 @@ class PretrainedPolicy(Policy):
         """From published names to those inside `self.net`."""
         names = self.published_names()
         return lambda name: (own := names(name)) and own.removeprefix("net.")
+
+
+def _model_folder(cfg: ModelConfig) -> Path | None:
+    """The folder that `model_path` names; None without one."""
+    folder = None if cfg.model_path is None else Path(cfg.model_path).expanduser()
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"actor.model.model_path={cfg.model_path} is not a folder")
+    return folder
 
 
 def _base_of(folder: Path) -> Path | None:

@@ -93,9 +93,15 @@ class Policy(PretrainedPolicy):
     def unloaded(cls, cfg: ModelConfig, device: torch.device, folder: Path | None) -> Self:
         """The network of `cfg`, uninitialised, with the folder's tokenizer."""
         assert isinstance(cfg, Config)
-        names = (tokenizers.FILE, "paligemma_tokenizer.model")
-        tokenizer_file = tokenizers.find_tokenizer(folder, size=cfg.size, model="PaliGemma", names=names)
-        return cls(cfg, device, tokenizer_file=tokenizer_file)
+        return cls(cfg, device, tokenizer_file=_tokenizer_file(cfg, folder))
+
+    @classmethod
+    def unloaded_path(cls, cfg: ModelConfig, folder: Path | None) -> Processor:
+        """The processor alone."""
+        assert isinstance(cfg, Config)
+        arch = cfg.architecture()
+        file = _tokenizer_file(cfg, folder)
+        return Processor(cfg, arch, load_tokenizer(file, max_len=arch.max_token_len, vocab_size=arch.vocab_size))
 
     def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
         """Random weights of the heads and, where asked, of the network."""
@@ -445,3 +451,9 @@ class Policy(PretrainedPolicy):
                 f"actor.model.openpi.critic_state_dim={wanted}, but the simulator's critic state has {have}"
             )
         return obs.critic_state.to(self.processor.device, torch.float32)
+
+
+def _tokenizer_file(cfg: Config, folder: Path | None) -> Path:
+    """The tokenizer of a checkpoint folder, or the bundled one."""
+    names = (tokenizers.FILE, "paligemma_tokenizer.model")
+    return tokenizers.find_tokenizer(folder, size=cfg.size, model="PaliGemma", names=names)

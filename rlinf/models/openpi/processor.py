@@ -16,13 +16,14 @@ from torch.nn import functional as F
 
 from rlinf.data.types import Observation
 from rlinf.errors import UserError
+from rlinf.models.action_path import Normal, Seen
 from rlinf.models.images import resize_with_pad
 from rlinf.models.inputs import Prompts, camera_images, state_columns
 from rlinf.models.openpi import transforms
 from rlinf.models.openpi.architecture import Architecture
 from rlinf.models.openpi.config import STATE_KEY, Config
 from rlinf.models.openpi.prompts import PromptTokenizer
-from rlinf.models.openpi.statistics import Statistics, load_statistics, save_statistics
+from rlinf.models.openpi.statistics import GAUSSIAN_Q99, Statistics, load_statistics, save_statistics
 
 Tensor = torch.Tensor
 STATE_STD_FLOOR = 0.01  # smallest deviation when statistics are fitted: columns that hardly move stay small
@@ -41,8 +42,10 @@ class Inputs:
 class Processor(nn.Module):
     """Between a simulator and the network: statistics, tokenizer and the robot's convention.
 
-    Everything runs on the device of the statistics.
+    Everything runs on the device of the statistics. It is an `ActionPath`.
     """
+
+    clips = False
 
     def __init__(self, cfg: Config, arch: Architecture, tokenizer: PromptTokenizer) -> None:
         super().__init__()
@@ -101,6 +104,41 @@ class Processor(nn.Module):
         relative = self._to_model(chunks, states).flatten(0, 1)
         self.action_stats = Statistics.fit(relative, floor=self.row.action_std_floor).to(self.device)
 
+    # ------------------------------------------------------------------ the action path, without the network
+    @property
+    def action_horizon(self) -> int:
+        """H of the architecture."""
+        return self.arch.action_horizon
+
+    @property
+    def relative_actions(self) -> bool:
+        """Whether config_name stores actions relative to the state."""
+        return bool(self.row.delta_mask)
+
+    def seen(self, obs: Observation) -> Seen:
+        """See ActionPath.seen."""
+        return Seen(self.encode_images(obs), self._state(obs))
+
+    def targets(self, obs: Observation, actions: Tensor) -> Tensor:
+        """See ActionPath.targets: normalised actions f32 [B, H, D]."""
+        return self.encode_actions(actions.to(self.device), self._state(obs))
+
+    def actions(self, obs: Observation, targets: Tensor) -> Tensor:
+        """See ActionPath.actions."""
+        return self.decode_actions(targets, self._state(obs))
+
+    def normal(self, obs: Observation, actions: Tensor) -> Normal:
+        """See ActionPath.normal; of mean and deviation, the range is that of a Gaussian's 1 % and 99 % quantile."""
+        unit = 1.0 if self.row.quantile_norm else GAUSSIAN_Q99
+        state = self._state(obs)
+        normal = None if state is None else self.state_stats.normalize(state, quantile=self.row.quantile_norm) / unit
+        return Normal(normal, self.targets(obs, actions)[..., : self.cfg.action_dim] / unit)
+
+    def resolution(self) -> Tensor:
+        """See ActionPath.resolution."""
+        return torch.zeros(self.cfg.action_dim, dtype=torch.float64)
+
+    # ------------------------------------------------------------------ files
     def prepare(self, folder: Path) -> Callable[[], None]:
         """Check the statistics of a checkpoint; the function returned takes over the columns that are read."""
         stats = load_statistics(folder, self.row.asset_id, quantile=self.row.quantile_norm)

@@ -16,6 +16,7 @@ Tensor = torch.Tensor
 _EPS = 1e-6
 _FIELDS = ("mean", "std", "q01", "q99")
 FILE = "norm_stats.json"
+GAUSSIAN_Q99 = 2.33  # deviations from a Gaussian's mean to its 99 % quantile
 
 
 class Statistics(nn.Module):
@@ -95,7 +96,7 @@ def _parse(path: Path, key: str, content: dict[str, Any], quantile: bool) -> Sta
     if entry.get("q01") is None or entry.get("q99") is None:
         if quantile:
             raise UserError(f"{path} lacks q01 and q99 of {key!r}, by which this openpi.config_name normalises")
-        spread = 2.33 * fields["std"]  # a Gaussian's, never read
+        spread = GAUSSIAN_Q99 * fields["std"]  # a Gaussian's, never read
         fields |= {"q01": fields["mean"] - spread, "q99": fields["mean"] + spread}
     else:
         fields |= {name: read_vector(where, entry, name) for name in ("q01", "q99")}

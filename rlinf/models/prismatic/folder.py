@@ -131,8 +131,15 @@ class ColumnRanges(nn.Module):
 
     def normalize(self, x: Tensor) -> Tensor:
         """[..., n] -> [..., n] in x's dtype, clipped to [-1, 1]."""
-        scaled = 2.0 * (x.double() - self.low) / (self.high - self.low + _EPS) - 1.0
+        scaled = self._scaled(x)
         return torch.where(self.mask, scaled.clamp(-1.0, 1.0), x.double()).to(x.dtype)
+
+    def scale(self, x: Tensor) -> Tensor:
+        """As `normalize`, but not clipped."""
+        return torch.where(self.mask, self._scaled(x), x.double()).to(x.dtype)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return 2.0 * (x.double() - self.low) / (self.high - self.low + _EPS) - 1.0
 
     def unnormalize(self, x: Tensor) -> Tensor:
         """[..., n] -> [..., n] in x's dtype."""

@@ -91,6 +91,14 @@ class PrismaticPolicy(PretrainedPolicy):
         tokenizer_file = tokenizers.find_tokenizer(folder, size=cfg.size, model="Llama-2")
         return cls(cfg, device, arch=arch, tokenizer_file=tokenizer_file)
 
+    @classmethod
+    def unloaded_path(cls, cfg: ModelConfig, folder: Path | None) -> Processor:
+        """The processor alone."""
+        assert isinstance(cfg, PrismaticConfig)
+        arch = cfg.architecture() if folder is None else read_architecture(folder, cfg.architecture())
+        file = tokenizers.find_tokenizer(folder, size=cfg.size, model="Llama-2")
+        return Processor(cfg, arch, load_tokenizer(file, max_len=cfg.prompt_slots, vocab_size=arch.vocab_size))
+
     def draw_weights(self, generator: torch.Generator, *, net: bool) -> None:
         """Random weights of the critic and, where asked, of the network."""
         if net:

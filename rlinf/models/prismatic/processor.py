@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from rlinf.data.types import Observation
+from rlinf.models.action_path import Normal, Seen
 from rlinf.models.images import resize
 from rlinf.models.inputs import Prompts, camera_images, state_columns
 from rlinf.models.prismatic import action_bins
-from rlinf.models.prismatic.architecture import Architecture
+from rlinf.models.prismatic.architecture import NUM_BINS, Architecture
 from rlinf.models.prismatic.base_config import PrismaticConfig
 from rlinf.models.prismatic.folder import ColumnRanges, StatisticsTable
 from rlinf.models.prismatic.prompts import PromptTokenizer
@@ -41,8 +42,11 @@ class Inputs:
 class Processor(nn.Module):
     """Between a simulator and the network: statistics and tokenizer of a checkpoint.
 
-    Everything runs on the device of the statistics.
+    Everything runs on the device of the statistics. It is an `ActionPath`.
     """
+
+    clips = True
+    relative_actions = False
 
     def __init__(self, cfg: PrismaticConfig, arch: Architecture, tokenizer: PromptTokenizer) -> None:
         super().__init__()
@@ -89,6 +93,40 @@ class Processor(nn.Module):
             states = states[:, : self.cfg.state_columns]
         self._prepared(StatisticsTable.fit(self.cfg.unnorm_key or FITTED_KEY, states, chunk))()
 
+    # ------------------------------------------------------------------ the action path, without the network
+    @property
+    def action_horizon(self) -> int:
+        """As many as are executed."""
+        return self.cfg.num_action_chunks
+
+    def seen(self, obs: Observation) -> Seen:
+        """See ActionPath.seen."""
+        return Seen(self.encode_images(obs), self._raw_state(obs))
+
+    def targets(self, obs: Observation, actions: Tensor) -> Tensor:
+        """See ActionPath.targets: bins i64 [B, C * A], or of an L1 head normalised actions f32 [B, C, A]."""
+        normal = self.encode_actions(actions)
+        return normal if self.cfg.regression is not None else action_bins.encode(normal).flatten(1)
+
+    def actions(self, obs: Observation, targets: Tensor) -> Tensor:
+        """See ActionPath.actions."""
+        return self.decode_actions(targets) if self.cfg.regression is not None else self.decode_bins(targets)
+
+    def normal(self, obs: Observation, actions: Tensor) -> Normal:
+        """See ActionPath.normal."""
+        state = self._raw_state(obs)
+        normal = None if state is None else self.state_ranges.scale(state)
+        return Normal(normal, self.action_ranges.scale(actions.to(self.device, torch.float32)))
+
+    def resolution(self) -> Tensor:
+        """See ActionPath.resolution: half a bin."""
+        if self.cfg.regression is not None:
+            return torch.zeros(self.cfg.action_dim, dtype=torch.float64)
+        ranges = self.action_ranges
+        width = torch.where(ranges.mask, ranges.high - ranges.low, 2.0) / (NUM_BINS - 1)
+        return width.cpu() / 2
+
+    # ------------------------------------------------------------------ files
     def prepare(self, folder: Path) -> Callable[[], None]:
         """Check the statistics of a checkpoint (small sizes may have none); the function returned takes them over."""
         table, key = StatisticsTable.read(folder), self.cfg.unnorm_key
@@ -112,7 +150,11 @@ class Processor(nn.Module):
 
     def _state(self, obs: Observation) -> Tensor | None:
         """The state columns that are read, normalised: f32 [B, p]."""
+        state = self._raw_state(obs)
+        return None if state is None else self.state_ranges.normalize(state)
+
+    def _raw_state(self, obs: Observation) -> Tensor | None:
+        """The state columns that are read, as the robot gives them: f32 [B, p]."""
         if not self.cfg.state_columns:
             return None
-        state = state_columns(obs, self.cfg.state_columns, self.device, key="actor.model.proprio_dim")
-        return self.state_ranges.normalize(state)
+        return state_columns(obs, self.cfg.state_columns, self.device, key="actor.model.proprio_dim")
