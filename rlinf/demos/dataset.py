@@ -169,9 +169,16 @@ class DemoDataset:
                 out[name] = torch.index_select(kept, 0, at, out=into)
         return out
 
-    def observation(self, rows: Sequence[int]) -> Observation:
-        """The observation of those frames."""
-        return self.batch(rows, 1).obs
+    def observation(self, rows: Sequence[int], pictures: Pictures | None = None) -> Observation:
+        """The observation of those frames; `pictures` are those made ahead."""
+        states, found = self._on_device[2], self.pictures(rows) if pictures is None else pictures
+        images = [found[name].to(self._device, non_blocking=True) for name in self.cameras]
+        return Observation(
+            images=images[0],
+            wrist_images=self._side_by_side(images[1:]),
+            states=None if states is None else states[self._index(rows)],
+            task_descriptions=[self.tasks[i] for i in self._task_of[list(rows)].tolist()],
+        )
 
     def action_chunks(self, rows: Sequence[int], num_actions: int) -> tuple[Tensor, Tensor]:
         """The next `num_actions` actions f32 [B, H, A], and which of them the episode has, bool [B, H], on the CPU.
@@ -181,18 +188,14 @@ class DemoDataset:
         return _chunks(torch.tensor(rows), self.actions, torch.from_numpy(self.last_frame), num_actions)
 
     def batch(self, rows: Sequence[int], num_actions: int, pictures: Pictures | None = None) -> Batch:
-        """Observations, their next actions, and which of those the episode has; `pictures` are those made ahead."""
-        actions, last, states = self._on_device
-        index = torch.tensor(rows).to(self._device, non_blocking=True)
-        found = self.pictures(rows) if pictures is None else pictures
-        images = [found[name].to(self._device, non_blocking=True) for name in self.cameras]
-        obs = Observation(
-            images=images[0],
-            wrist_images=self._side_by_side(images[1:]),
-            states=None if states is None else states[index],
-            task_descriptions=[self.tasks[i] for i in self._task_of[list(rows)].tolist()],
-        )
-        return Batch(index, obs, *_chunks(index, actions, last, num_actions))
+        """Observations, their next actions, and which of those the episode has."""
+        actions, last_frame, _ = self._on_device
+        index = self._index(rows)
+        return Batch(index, self.observation(rows, pictures), *_chunks(index, actions, last_frame, num_actions))
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        """Numbers of frames as i64 [B] on the device, which is not awaited."""
+        return torch.tensor(rows).to(self._device, non_blocking=True)
 
     def row_batches(self, batch_size: int, *, seed: int, first: int = 0) -> Iterator[list[int]]:
         """Endless batches of frame numbers, from the `first`-th on: every frame once per pass, each pass in its order.

@@ -97,7 +97,7 @@ class DatasetWriter:
         columns: dict[str, pa.Array] = {name: _column(x) for name, x in numbers.items()}
         columns |= {name: x.column for name, x in encoded.items()}
         self._write(pa.table([columns[name] for name in self._schema.names], schema=self._schema))
-        stats = column_statistics({name: x.reshape(length, -1) for name, x in numbers.items()})
+        stats = {name: statistics(x.reshape(length, -1)) for name, x in numbers.items()}
         stats |= {name: x.stats for name, x in encoded.items()}
         self._episodes.append(
             {
@@ -200,17 +200,6 @@ def statistics(x: Array) -> Stats:
         "std": x.std(0).tolist(),
         "count": [len(x)],
         **{f"q{round(100 * q):02d}": value.tolist() for q, value in zip(QUANTILES, quantiles, strict=True)},
-    }
-
-
-def column_statistics(columns: Mapping[str, Array]) -> dict[str, Stats]:
-    """`statistics` of several [T, D], computed together: what numpy does before each costs more than the numbers."""
-    whole = statistics(np.concatenate([x.astype(np.float64) for x in columns.values()], 1))
-    ends = np.cumsum([x.shape[1] for x in columns.values()])
-    spans = {name: slice(end - x.shape[1], end) for (name, x), end in zip(columns.items(), ends, strict=True)}
-    return {
-        name: {k: values if k == "count" else values[span] for k, values in whole.items()}
-        for name, span in spans.items()
     }
 
 

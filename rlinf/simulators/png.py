@@ -8,6 +8,9 @@ import zlib
 import numpy as np
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_START = PNG_SIGNATURE + b"\0\0\0\rIHDR"
+_IDAT = 41  # where the compressed rows begin: behind signature, header and their chunk's length and name
+_END = 16  # bytes behind them: their checksum, and the chunk that ends the file
 
 
 def encode_png(image: np.ndarray) -> bytes:
@@ -25,6 +28,21 @@ def encode_png(image: np.ndarray) -> bytes:
 
 def _png_chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png_size(data: bytes) -> tuple[int, int] | None:
+    """Height and width of a PNG that `encode_png` made and whose checksums are right; None for any other."""
+    if len(data) < _IDAT + _END or not data.startswith(_START) or data[_IDAT - 4 : _IDAT] != b"IDAT":
+        return None
+    length, rest = struct.unpack_from(">I", data, _IDAT - 8)[0], data[-_END:]
+    header, body = data[12:29], memoryview(data)[_IDAT - 4 : -_END]
+    checksums = struct.unpack_from(">I", data, 29)[0], struct.unpack_from(">I", rest)[0]
+    if length != len(body) - 4 or rest[4:] != _png_chunk(b"IEND", b"") or header[12:] != b"\x08\x02\0\0\0":
+        return None
+    if checksums != (zlib.crc32(header), zlib.crc32(body)):
+        return None
+    width, height = struct.unpack_from(">II", data, 16)
+    return height, width
 
 
 def largest_png(height: int, width: int) -> int:

@@ -51,7 +51,7 @@ def test_the_next_command_keeps_what_decides_the_task_and_the_model() -> None:
 def test_without_a_simulator_the_policy_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jobs, "sft", lambda cfg, *, overwrite: Path(cfg.sft.output))
+    monkeypatch.setattr(jobs, "sft", lambda cfg, **_: Path(cfg.sft.output))
     cli.sft("own_data_sft", [f"sft.output={tmp_path}"])
     assert capsys.readouterr().out.splitlines()[-1].startswith("next        python -c 'import rlinf; print(rlinf.")
 

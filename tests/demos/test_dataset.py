@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import closing
 from dataclasses import replace
@@ -12,11 +13,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 from rlinf.demos.dataset import Batch, DemoDataset
 from rlinf.demos.writer import PRIVILEGED, DatasetWriter, image_statistics, statistics
 from rlinf.errors import UserError
 from rlinf.simulators.contract import EnvSpec
+from rlinf.simulators.png import encode_png, largest_png, png_size
 
 SPEC = EnvSpec(
     suite="test",
@@ -123,6 +126,19 @@ def test_batches_go_on_from_any_and_are_the_same_wherever_images_are_kept(folder
             assert torch.equal(got.obs.wrist_images, want.obs.wrist_images)
             assert got.obs.task_descriptions == want.obs.task_descriptions
             assert torch.equal(got.actions, want.actions)
+
+
+def test_own_pngs_are_known_and_a_flipped_byte_is_noticed() -> None:
+    image = episode(3, 1)["images"][0]
+    png, other = encode_png(image), io.BytesIO()
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), image)
+    assert png_size(png) == image.shape[:2]
+    assert len(png) <= largest_png(*image.shape[:2])
+    for at in range(len(png)):
+        assert png_size(png[:at] + bytes([png[at] ^ 4]) + png[at + 1 :]) is None
+    assert png_size(png[:-1]) is None
+    Image.fromarray(image).save(other, "PNG", dpi=(1, 1))  # with a chunk that ours do not have
+    assert png_size(other.getvalue()) is None
 
 
 def test_statistics_of_images_are_those_of_their_pixels() -> None:

@@ -27,7 +27,7 @@ def test_every_frame_has_its_own_picture_numbers_and_task(version: Version, vide
     assert (len(data), data.num_episodes, data.cameras, data.layout.fps) == (count, 3, [TOP, WRIST], FPS)
     assert (data.shape.action_dim, data.shape.state_dim, data.shape.num_cameras) == (3, 4, 2)
     rows = [16, 0, 7, 7, 12, *range(count)]  # in any order, across episodes and key frames
-    obs, actions, is_target = data.batch(rows, num_actions=3)
+    _, obs, actions, is_target = data.batch(rows, num_actions=3)
     for camera, images in ((TOP, obs.images), (WRIST, obs.wrist_images[:, 0])):
         assert images.shape == (len(rows), *SIZES[camera], 3)
         assert images.dtype == torch.uint8

@@ -42,7 +42,7 @@ def test_its_datasets_become_policies(version: str, kind: str, tmp_path: Path):
     assert f"lerobot wrote 5 episodes, 110 frames, layout {version}" in wrote
     lerobot(version, "read", str(tmp_path / "own"), "--json", str(tmp_path / "frames.json"))
     frames, data = json.loads((tmp_path / "frames.json").read_text()), DemoDataset(tmp_path / "own")
-    obs, actions, _ = data.batch(range(len(data)), 1)
+    _, obs, actions, _ = data.batch(range(len(data)), 1)
     assert obs.task_descriptions == [frame["task"] for frame in frames]
     assert np.allclose(obs.states.numpy(), [frame["observation.state"] for frame in frames])
     assert np.allclose(actions[:, 0].numpy(), [frame["action"] for frame in frames])
@@ -71,7 +71,7 @@ def test_it_opens_demonstrations_and_rollouts(tmp_path: Path):
         assert "fps 10\nrobot toy, cameras observation.images.main, tasks" in printed
         assert "action names ['x', 'y']" in printed
         frames, data = json.loads((tmp_path / "frames.json").read_text()), DemoDataset(tmp_path / folder)
-        obs, actions, _ = data.batch(range(len(data)), 1)
+        _, obs, actions, _ = data.batch(range(len(data)), 1)
         assert np.allclose(actions[:, 0].numpy(), [frame["action"] for frame in frames])
         assert obs.task_descriptions == [frame["task"] for frame in frames]
         theirs = np.array([frame["pixels"]["observation.images.main"] for frame in frames])
