@@ -115,7 +115,7 @@ interpreter=$venv/bin/python
 [[ -x $interpreter ]] || interpreter=$python # a dry run made no environment
 "$interpreter" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   fail "$interpreter is $("$interpreter" -V); rlinf needs Python 3.11 or newer"
-# A simulator with an environment of its own: one that a variable names is taken as it is, else it is made.
+# A simulator with an environment of its own: one that a variable names, now or earlier, is taken as it is, else it is made.
 variable=$(row environment)
 sim_python=${variable:+${!variable:-data/${env}_venv/bin/python}}
 while read -r version text; do
@@ -136,8 +136,8 @@ run "$venv/bin/python" "${pip[@]}" -c constraints.txt -e '.[datasets,video,tenso
 sim_venv=$venv
 if [[ -n $sim_python ]]; then
   sim_venv=$(dirname "$(dirname "$sim_python")")
-  if [[ -n ${!variable:-} && -x $sim_python ]]; then
-    echo "$env runs with $variable=$sim_python, which is left as it is"
+  if [[ -x $sim_python && (-n ${!variable:-} || -L data/${env}_venv) ]]; then
+    echo "$env runs with $sim_python, which is left as it is"
   else
     echo "an environment of its own for $env: $sim_venv"
     [[ -x $sim_python ]] || run "$interpreter" -m venv "$sim_venv"

@@ -50,6 +50,7 @@ fetch_part() {
     hf download --repo-type dataset "$hub" "$1.zip" --local-dir "$work" >/dev/null || return 1
   fi
   python3 -m zipfile -e "$zip" "$work/unpacked" || return 1
+  mkdir -p "$folder/assets"
   mv "$work/unpacked/$1" "$folder/assets/$1"
   if [[ $zip == "$work"/* ]]; then rm "$zip"; fi
 }
