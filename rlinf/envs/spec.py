@@ -19,7 +19,14 @@ from rlinf.typed import Origin, convert
 
 ARM_POSE = 7  # columns of a policy of one arm: position, rotation, gripper
 REQUIRED = ("Options", "spec", "Scene")  # what a simulator's module must offer
-JOINED = ("suite", "tasks", "reset_ids", "task_groups", "min_episode_steps")  # in which listed suites may differ
+JOINED = (
+    "suite",
+    "tasks",
+    "reset_ids",
+    "task_groups",
+    "min_episode_steps",
+    "step_limits",
+)  # in which listed suites may differ
 MAX_WEIGHT = 1_000_000
 
 
@@ -155,6 +162,7 @@ def _joined(specs: Mapping[str, EnvSpec], where: str) -> EnvSpec:
         reset_ids=reset_ids,
         task_groups={},  # those of one name say nothing about the others
         min_episode_steps=max(spec.min_episode_steps for spec in specs.values()),
+        step_limits={task: limit for spec in specs.values() for task, limit in spec.step_limits.items()},
         balanced=True,
     )
 

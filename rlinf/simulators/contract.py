@@ -8,10 +8,13 @@ A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, 
 - `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
 - `Scene(options)`, a `Simulator`;
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
-- `Expert(options)`, an `Expert`, where scripted demonstrations exist;
+- `Expert(options)`, an `Expert` or a `DrivingExpert`, where scripted demonstrations exist; with a method
+  `solves(reset_id) -> bool` where `rlinf seeds` can look for episodes that it solves;
 - `loaded_tasks()`, where `spec(options).loaded_task_bytes` is set: called in the simulator's process, it returns the
   numbers of the tasks in memory and how many were built since the process began; `Options` then has max_loaded_tasks;
-- `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts.
+- `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts;
+- `own_interpreter()`, where the simulator has an environment of its own: the interpreter to take without env.*.python,
+  or None for the running one.
 `task_suite_name` is one name for all of these. Of a list in the block, `spec` is asked name by name and rlinf joins the
 answers; `Scene`, `Batch`, `Expert` and `check_setup` get the options of the first name and must do for the reset ids of
 all, which is no work where an id tells its task. A simulator that must know the list has a field
@@ -48,6 +51,35 @@ TASK_STRIDE = 1_000_000  # reset id = task number * TASK_STRIDE + layout seed
 def task_number(reset_id: int) -> int:
     """The number of the task that a reset id of an IdGrid belongs to."""
     return reset_id // TASK_STRIDE
+
+
+_notes: list[str] = []
+
+
+def note(text: str) -> None:
+    """Say something of a running episode in the log of the run; called in the simulator's process."""
+    _notes.append(text)
+
+
+def take_notes() -> list[str]:
+    """What was said since the last call."""
+    said = _notes[:]
+    _notes.clear()
+    return said
+
+
+_listeners: list[Callable[[], None]] = []
+
+
+def sign_of_life() -> None:
+    """Tell the parent that a command which takes long goes on; called in the simulator's process."""
+    for listener in _listeners:
+        listener()
+
+
+def on_sign_of_life(listener: Callable[[], None]) -> None:
+    """Call this function at every sign of life."""
+    _listeners.append(listener)
 
 
 class ComputedIds(Sequence[int], ABC):
@@ -164,6 +196,9 @@ class EnvSpec:
     critic_state_dim: int = 0  # K: columns of the simulator's privileged state, for a critic; 0: it tells none
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
+    step_limits: Mapping[str, int] = field(default_factory=dict)  # by task: actions at most, below max_episode_steps
+    action_bound: float = 1.0  # actions lie within plus and minus this; an expert's are clipped to it
+    expert_drives: bool = False  # the expert moves the robot by its own plan: no noise can be added to its actions
     loaded_task_bytes: int = 0  # memory of a task, where a process keeps some: episodes then go where theirs is loaded
     robot: str = ""  # which robot acts, as datasets name it
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
@@ -267,6 +302,19 @@ class Expert(Protocol):
 
     def act(self, sim: Any) -> Array:
         """One action f32 [A] for the scene's current state."""
+
+
+class DrivingExpert(ABC):
+    """An expert that plans a whole episode and moves the robot itself; the parts of it are asked for one by one."""
+
+    @abstractmethod
+    def play(self, sim: Any, steps: int, *, stop_on_success: bool, record: bool) -> ChunkResult:
+        """Execute the next `steps` actions of the plan in the scene, as a chunk."""
+
+    @abstractmethod
+    def show(self, sim: Any, steps: int) -> tuple[list[SceneObservation], Array, ChunkResult]:
+        """The next `steps` rows of a demonstration, or the rest of it: what was seen, actions f32 [T, A], and how it
+        went; the last row says success or done."""
 
 
 class ReplayScene(ABC):
