@@ -213,6 +213,14 @@ def assets_root(options: Options) -> Path | None:
         return None
 
 
+def smallest_task() -> dict[str, Any]:
+    """A task_config for one look: a task that needs no objects, with a robot that the assets hold."""
+    root = assets_root(Options())
+    there = [] if root is None else [path.parent.name for path in (root / "assets/embodiments").glob("*/config.yml")]
+    robots = ["piper", "piper", 0.6] if "piper" in there else ["aloha-agilex"]
+    return {"task_name": "stack_blocks_two", "embodiment": robots}
+
+
 def check_setup(options: Options) -> None:
     """Refuse to start where RoboTwin, its assets or a driver that can draw them is missing."""
     check_platform()
