@@ -16,7 +16,7 @@ from rlinf.simulators.robotwin.assets import (
     warn_of_commit,
 )
 from rlinf.simulators.robotwin.seeds import MAX_SUBSTITUTES, seeds_of
-from rlinf.simulators.robotwin.tasks import check_task, listed_id, task_table
+from rlinf.simulators.robotwin.tasks import ListedIds, check_task, task_table
 from rlinf.simulators.vulkan import has_nvidia
 from rlinf.typed import Within
 
@@ -148,7 +148,7 @@ def spec(options: Options) -> EnvSpec:
     known = asset_hash(root) if root is not None and options.seeds_path else None
     seeds = seeds_of(task, options.seeds_path, assets=known, others=others)
     if options.listed:
-        seeds = {split: [listed_id(task, seed) for seed in numbers] for split, numbers in seeds.items()}
+        seeds = {split: ListedIds(task, numbers) for split, numbers in seeds.items()}
     return EnvSpec(
         suite=task,
         tasks=(task,),
