@@ -118,7 +118,12 @@ def _fields(cls: type) -> set[str]:
 def env_spec(cfg: EnvConfig, where: str = "env.train") -> EnvSpec:
     """The shape of the configured suite, or of a list of them, without starting the simulator."""
     simulator = find_simulator(cfg.env_type)
-    spec = _joined({name: simulator.spec(options) for name, options in _options_by_name(cfg, where).items()}, where)
+    given = _options_by_name(cfg, where)
+    try:
+        specs = {name: simulator.spec(options) for name, options in given.items()}
+    except ValueError as error:  # of a file that an option names
+        raise UserError(f"{where}.{error}") from None
+    spec = _joined(specs, where)
     if cfg.task_weights:
         _check_weights(cfg, spec, where)
         spec = replace(spec, balanced=True)

@@ -49,9 +49,9 @@ class Host:
                 f"of its own with numpy 1.26, which {INSTALL} makes; or set ROBOTWIN_PYTHON, or env.train.python and "
                 "env.eval.python"
             )
-        choose_driver()
         os.environ["ASSETS_PATH"] = str(root)  # RoboTwin reads it while it is imported, and later
         sys.path.insert(0, str(checkout))
+        choose_driver()
         if importlib.util.find_spec("open3d") is None:
             sys.modules["open3d"] = types.ModuleType("open3d")
         self._choose_shader(shader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +17,7 @@ from rlinf.simulators.robotwin.assets import (
     warn_of_commit,
 )
 from rlinf.simulators.robotwin.seeds import MAX_SUBSTITUTES, seeds_of
-from rlinf.simulators.robotwin.tasks import check_task, listed_id, task_table
+from rlinf.simulators.robotwin.tasks import ListedIds, check_task, task_table
 from rlinf.simulators.vulkan import has_nvidia
 from rlinf.typed import Within
 
@@ -178,7 +177,7 @@ def spec(options: Options) -> EnvSpec:
     seeds = seeds_of(task, options.seeds_path, assets=known, others=others)
     seeds["eval"] = seeds["eval"][: options.trials_per_task]
     if options.listed:
-        seeds = {split: _moved(numbers, listed_id(task, 0)) for split, numbers in seeds.items()}
+        seeds = {split: ListedIds(task, numbers) for split, numbers in seeds.items()}
     return EnvSpec(
         suite=task,
         tasks=(task,),
@@ -196,13 +195,6 @@ def spec(options: Options) -> EnvSpec:
         action_bound=float("inf"),
         expert_drives=True,
     )
-
-
-def _moved(numbers: Sequence[int], by: int) -> Sequence[int]:
-    """The same numbers, each larger by `by`; a range stays one."""
-    if isinstance(numbers, range):
-        return range(numbers.start + by, numbers.stop + by, numbers.step)
-    return [number + by for number in numbers]
 
 
 def assets_root(options: Options) -> Path | None:
