@@ -22,6 +22,8 @@ from tests.published import PLACEMENT, nested, published_recipes
 CONFIGS = Path(__file__).parents[2] / "examples/embodiment/config"
 FILES = sorted((Path(__file__).parent / "published").glob("*.yaml"))
 PUBLISHED = published_recipes()
+ALIKE = [n for n in PUBLISHED if n.startswith("robotwin_") and "grpo" in n and "place_empty_cup" not in n]
+EACH = [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else ()) for name in PUBLISHED]
 needs_values = pytest.mark.skipif(
     not PUBLISHED, reason="no published values (spec/recipes.json beside the golden vectors)"
 )
@@ -74,7 +76,7 @@ def test_every_row_of_the_table_is_needed() -> None:
 
 
 @needs_values
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", EACH)
 def test_a_published_file_loads_unchanged(name: str, tmp_path: Path) -> None:
     file = tmp_path / f"{name}.yaml"
     values = dict(PUBLISHED[name])

@@ -66,5 +66,5 @@ def _versions(python: str | None) -> dict[str, str | None]:
     """`version.<package>` of the environment that an interpreter belongs to, without starting it."""
     path = None if python is None else [str(p) for p in Path(python).parents[1].glob("lib/python3*/site-packages")]
     where: Mapping[str, Any] = {} if path is None else {"path": path}
-    found = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions(**where)}
-    return {f"version.{name}": found.get(name) for name in PACKAGES}
+    found = {name: [d.version for d in importlib.metadata.distributions(name=name, **where)] for name in PACKAGES}
+    return {f"version.{name}": next(iter(versions), None) for name, versions in found.items()}
