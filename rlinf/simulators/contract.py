@@ -12,6 +12,8 @@ A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, 
   `solves(reset_id) -> bool` where `rlinf seeds` can look for episodes that it solves;
 - `loaded_tasks()`, where `spec(options).loaded_task_bytes` is set: called in the simulator's process, it returns the
   numbers of the tasks in memory and how many were built since the process began; `Options` then has max_loaded_tasks;
+- `smallest_task()`, where the defaults need files that may be absent: the task_config of which `rlinf doctor` draws a
+  frame;
 - `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts;
 - `own_interpreter()`, where the simulator has an environment of its own: the interpreter to take without env.*.python,
   or None for the running one.

@@ -113,7 +113,7 @@ def test_a_list_of_tasks_keeps_seeds_and_step_limits_apart() -> None:
 def test_published_lists_apply_unless_assets_are_others(tmp_path: Path) -> None:
     published = "REPO/rlinf/envs/robotwin/seeds/eval_seeds.json"
     listed = env_spec(config(seeds_path=published)).reset_ids
-    assert (len(listed["eval"]), len(listed["train"])) == (200, 1000)
+    assert (listed["eval"][0], len(listed["eval"]), len(listed["train"])) == (FIRST, 100, 1000)
     double = write_double(tmp_path)
     assert isinstance(env_spec(config(double)).reset_ids["eval"], range)  # no clutter objects: not the originals
     (tmp_path / "assets/objects/objaverse/list.json").write_text('{"item_names": ["apple"]}')

@@ -7,7 +7,8 @@ The page lost its layout, so that several statements may share a line; the check
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from rlinf.commands.plan_text import describe_plan
-from rlinf.config.compose import ABSENT, get
+from rlinf.config.compose import get
 from rlinf.config.derived import make_plan
 from rlinf.config.load import load_config
 from rlinf.config.schema import Config
@@ -46,13 +47,16 @@ class Row:
 
 TABLE = (
     Row("text", r".*#", "headings"),
-    Row("text", r"\d(\.\d)?\.? .*", "headings"),
+    Row("text", r"\d(\.\d)?\.? .*[^#]", "headings"),
     Row("text", r"\w+ Tasks|Tool Use & Interaction Tasks|Handover Tasks -|Hanging & Special Tasks", "headings"),
     Row("text", r"RoboTwinEnv Environment|Option \d: .*|Notes?|\S+ Model Evaluation|Launch Evaluation", "headings"),
     Row("text", r"(Model|Algorithm|Environment|Evaluation Mode) Configuration( Name)?:?|OpenVLA-OFT:|π0:", "headings"),
-    Row("text", r"This (document|section) .*|The primary objective .*|(Visual|Language|Action|Reinforcement) \w+: .*"),
+    Row(
+        "text",
+        r"This (document|section) .*|The primary objective .*|(Visual|Language|Action|Reinforcement) [CGLU]\w+: .*",
+    ),
     Row("text", r"Environment: RLinf framework .*|In RLinf, model evaluation .*|In the environment configuration .*"),
-    Row("text", r"Before starting training.*|After (downloading|selecting) .*|RoboTwin Assets are asset files .*"),
+    Row("text", r"Before starting training.*|After (downloading,|selecting).*|RoboTwin Assets are asset files .*"),
     Row("text", r"Please ensure .*|Taking the .*|In any of the configuration .*|Install dependencies directly .*"),
     Row("text", r"For (example, to train|more detailed|π0\+ PPO|OpenPI configurations) .*|π0\.5already provides .*"),
     Row("text", r"The (following configuration|OpenVLA-OFT model currently uses).*|This script will automatically:"),
@@ -61,25 +65,61 @@ TABLE = (
     Row("tasks", r"[a-z_]+: [A-Z].*\.[a-z_]+: .*|handover_block: .*", "test_the_tasks_are_the_guides"),
     Row("tasks", r"Task: .* supports 46 tasks.*", "test_the_tasks_are_the_guides"),
     Row("tasks", r"Currently four tasks .*:|place_fan,open_laptop.*", "test_the_tasks_are_the_guides"),
-    Row("shape", r"(images|wrist_images|states|task_descriptions): .*Type:", "test_observations_and_actions"),
-    Row("shape", r"torch\.Tensor.*Shape:|\[batch_size.*\].*Data Type:|uint8.*|left_wrist_image\) .*"),
-    Row("shape", r"float32Description: .*|proprio_dim=14|List\[str\]Length:|batch_sizeDescription: .*"),
-    Row("shape", r"Action Space: 14-dim.*|Type:|float32Action Components:|Total: 14 dimensions"),
+    Row(
+        "shape",
+        r"(images|wrist_images|states|task_descriptions): .*Type:",
+        "test_observations_and_actions",
+    ),
+    Row(
+        "shape",
+        r"torch\.Tensor.*Shape:|\[batch_size.*\].*Data Type:|uint8.*|left_wrist_image\) .*",
+        "test_observations_and_actions",
+    ),
+    Row(
+        "shape",
+        r"float32Description: .*|proprio_dim=14|List\[str\]Length:|batch_sizeDescription: .*",
+        "test_observations_and_actions",
+    ),
+    Row(
+        "shape",
+        r"Action Space: 14-dim.*|Type:|float32Action Components:|Total: 14 dimensions",
+        "test_observations_and_actions",
+    ),
     Row(
         "shape",
         r"End-effector 3D position .*|3D rotation .*|Gripper control .*|Joint position .*",
         "14 in all; RoboTwin reads 6 joints and a gripper of each arm, as docs/robotwin.md says",
     ),
     Row("shell", "", "tests/guides/test_shell_lines.py"),
-    Row("yaml", r"(actor|model|OpenPI|task_config|camera|video_cfg):", "test_blocks_are_accepted"),
-    Row("yaml", r"(model_path|model_type|implement_version|action_dim|use_proprio|proprio_dim|use_film): .*"),
+    Row(
+        "yaml",
+        r"(actor|model|OpenPI|task_config|camera|video_cfg):",
+        "test_blocks_are_accepted",
+    ),
+    Row(
+        "yaml",
+        r"(model_path|model_type|implement_version|action_dim|use_proprio|proprio_dim|use_film): .*",
+        "test_blocks_are_accepted",
+    ),
     Row(
         "yaml", r"(num_images_in_input|num_action_chunks|unnorm_key|add_value_head|config_name|detach_critic_input): .*"
     ),
-    Row("yaml", r"(env/train|env/eval|env_type|assets_path|task_name|step_lim|embodiment|# In env/train/.*): ?.*"),
-    Row("yaml", r"(head_camera_type|wrist_camera_type|collect_head_camera|collect_wrist_camera): .*"),
-    Row("yaml", r"(save_video|info_on_video|video_base_dir): .*"),
-    Row("yaml", r"runner\.only_evaltoTrue:runner: .*", "test_the_evaluation_block_is_accepted"),
+    Row(
+        "yaml",
+        r"(env/train|env/eval|env_type|assets_path|task_name|step_lim|embodiment|# In env/train/.*): ?.*",
+        "test_blocks_are_accepted",
+    ),
+    Row(
+        "yaml",
+        r"(head_camera_type|wrist_camera_type|collect_head_camera|collect_wrist_camera): .*",
+        "test_blocks_are_accepted",
+    ),
+    Row("yaml", r"(save_video|info_on_video|video_base_dir): .*", "test_blocks_are_accepted"),
+    Row(
+        "yaml",
+        r"runner\.only_evaltoTrue:runner: .*",
+        "test_the_evaluation_block_is_accepted",
+    ),
     Row("keys", r"(env|actor|algorithm)\.[\w.*]+: .*", "test_keys_have_the_stated_values"),
     Row("keys", r"\[(piper, piper, 0\.6|aloha-agilex)\]robot embodiment .*", "test_keys_have_the_stated_values"),
     Row("keys", r"In most cases, .* runner\.only_eval .*", "test_the_evaluation_block_is_accepted"),
@@ -102,6 +142,7 @@ TABLE = (
 )
 
 
+@cache
 def rows(line: str) -> list[Row]:
     """The rows for a line: that of shell lines, else those whose pattern it matches."""
     if line in SHELL:
@@ -148,6 +189,7 @@ def test_the_tasks_are_the_guides() -> None:
     assert sorted(named) == sorted(all_tasks())
 
 
+@cache
 def loaded(name: str, *overrides: str) -> Config:
     return load_config(name, list(overrides), config_dir=CONFIGS, purpose="plan", devices=[8])
 
@@ -195,22 +237,19 @@ def test_blocks_are_accepted(tmp_path: Path) -> None:
     """Pasted at the end of the recipes they are written for, with their values; the fragment in a file of its own."""
     oft, pi0, pi05, choice, fragment, video = blocks()[:6]
     assert choice == {"env/train": "robotwin_place_empty_cup", "env/eval": "robotwin_place_empty_cup"}
-    for block, recipe in ((oft, OFT), (pi0, PI0), (pi05, PI05), (choice, OFT), (video, OFT), (video, PI0)):
+    for block, recipe in ((oft, OFT), (pi0, PI0), (pi05, PI05), (choice, OFT), (video, PI0)):
         file = tmp_path / f"{recipe}.yaml"
         own = next(p for p in CONFIGS.glob("*.yaml") if p.stem == recipe.lower())
         file.write_text(own.read_text(encoding="utf-8") + "\n" + yaml.safe_dump(block), encoding="utf-8")
-        cfg = loaded(str(file))
+        cfg = loaded.__wrapped__(str(file))
         assert describe_plan(cfg, make_plan(cfg, [8]))
         plain = loaded(recipe)
         if block is video:
             assert cfg.env.train.video_cfg.save_video
             assert cfg.env.train.video_cfg.video_base_dir == f"{cfg.runner.logger.log_path}/video/train"
         else:  # the recipes have the values of the guide
-            same = cfg.actor.model == plain.actor.model or block is oft
-            assert same
-            assert cfg.env == plain.env
-        if block is oft:
-            assert cfg.actor.model.unnorm_key == plain.actor.model.unnorm_key == "place_empty_cup"
+            assert replace(cfg.actor.model, model_path=None) == replace(plain.actor.model, model_path=None)
+            assert cfg.env.train.task_config == plain.env.train.task_config
     shipped = yaml.safe_load((CONFIGS / "env/robotwin_place_empty_cup.yaml").read_text())
     assert shipped["defaults"] == ["robotwin"]
     whole = yaml.safe_load((CONFIGS / "env/robotwin.yaml").read_text())
@@ -260,7 +299,6 @@ def test_keys_have_the_stated_values(recipe: str) -> None:
         own = [line for line in own if "center_crop" not in line]
     stated = [pair for line in own for pair in KEY.findall(line)]
     cfg = loaded(recipe)
-    tree = _tree(cfg)
     checked = 0
     for key, text in stated:
         if text in ("Task", "Robot", "Camera") or key == "algorithm.n_chunk_steps":
@@ -271,20 +309,12 @@ def test_keys_have_the_stated_values(recipe: str) -> None:
         if "*" in key:
             paths = [paths[0].replace("*", mode) for mode in ("train", "eval")]
         for path in paths:
-            assert get(tree, path) == yaml.safe_load(text), path
+            assert get(asdict(cfg), path) == yaml.safe_load(text), path
             checked += 1
     assert checked >= (8 if recipe == OFT else 14)
     assert cfg.env.train.enable_offload  # recommended at the end of the guide
     robots = ["piper", "piper", 0.6] if recipe == OFT else ["aloha-agilex"]
     assert cfg.env.train.task_config["embodiment"] == cfg.env.eval.task_config["embodiment"] == robots
-
-
-def _tree(cfg: Config) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    tree = asdict(cfg)
-    assert get(tree, "actor.model.model_type") is not ABSENT
-    return tree
 
 
 @needs_guide

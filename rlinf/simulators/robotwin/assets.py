@@ -15,7 +15,8 @@ from rlinf.simulators.installed import installed_folders, not_there
 
 COMMIT = "0008ae6800df9f75fc8de7098bacb01735fd8fd2"  # of branch RLinf_support, which this adapter was written against
 CLONE = "git clone https://github.com/RoboTwin-Platform/RoboTwin.git -b RLinf_support"
-INSTALL = "bash requirements/install.sh embodied --env robotwin"
+INSTALL = "bash requirements/install.sh embodied --model openpi --env robotwin"
+PLATFORM = "ALOHA"  # ROBOT_PLATFORM of a robot with two arms, 14 columns
 NEEDED = ("robotwin/envs/vector_env.py", "envs/_base_task.py", "description/task_instruction", "task_config")
 CLUTTER = "assets/objects/objaverse/list.json"
 TEXTURES = "assets/background_texture"
@@ -73,6 +74,16 @@ def own_interpreter() -> str | None:
     named = os.environ.get("ROBOTWIN_PYTHON")
     found = [str(folder / "bin/python") for folder in installed_folders("robotwin_venv")]
     return named or next(iter(found), None)
+
+
+def check_platform() -> None:
+    """Raise SetupError where ROBOT_PLATFORM, by which the published code reads actions, names another robot."""
+    named = os.environ.get("ROBOT_PLATFORM") or PLATFORM
+    if named != PLATFORM:
+        raise SetupError(
+            f"ROBOT_PLATFORM={named} must be {PLATFORM}, two arms of seven columns each: export "
+            f"ROBOT_PLATFORM={PLATFORM}, or unset it"
+        )
 
 
 def check_files(root: Path, embodiment: Sequence[object], *, textures: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.simulators.contract import SetupError
-from rlinf.simulators.robotwin.assets import find_assets, find_checkout
+from rlinf.simulators.robotwin.assets import INSTALL, find_assets, find_checkout
 from rlinf.simulators.robotwin.suite import SAVE_FREQ, Options
 from rlinf.simulators.vulkan import check_driver, choose_driver
 
@@ -46,7 +46,8 @@ class Host:
         if (checkout / PLANNER).is_file() and int(np.__version__.split(".")[0]) > 1:
             raise SetupError(
                 f"RoboTwin's planner crashes with numpy {np.__version__} of {sys.executable}; it needs an environment "
-                "of its own with numpy 1.26: set ROBOTWIN_PYTHON, or env.train.python and env.eval.python"
+                f"of its own with numpy 1.26, which {INSTALL} makes; or set ROBOTWIN_PYTHON, or env.train.python and "
+                "env.eval.python"
             )
         os.environ["ASSETS_PATH"] = str(root)  # RoboTwin reads it while it is imported, and later
         sys.path.insert(0, str(checkout))

@@ -44,19 +44,19 @@ def seeds_of(task: str, seeds_path: str | None, *, assets: str | None, others: b
     lists: dict[str, Sequence[int]] = {s: range(first, first + COUNT[s]) for s, first in FIRST.items()}
     if not others:
         lists |= {split: tasks[task] for split, tasks in published_seeds().items() if task in tasks}
-    if seeds_path is not None and not _is_published(seeds_path):
+    if seeds_path is not None and not is_published(seeds_path):
         lists |= _read(Path(seeds_path).expanduser(), task, assets)
     return lists
 
 
 def has_list(task: str, seeds_path: str | None, *, others: bool) -> bool:
     """Whether the seeds of a task are known to be solvable."""
-    if seeds_path is not None and not _is_published(seeds_path):
+    if seeds_path is not None and not is_published(seeds_path):
         return True
     return not others and task in published_seeds()["eval"]
 
 
-def _is_published(seeds_path: str) -> bool:
+def is_published(seeds_path: str) -> bool:
     """Whether this is where the published repository keeps its lists, which rlinf brings along."""
     path = Path(seeds_path)
     return path.name in PUBLISHED and path.parts[-3:-1] == ("robotwin", "seeds") and not path.expanduser().is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,12 +12,13 @@ from rlinf.simulators.robotwin.assets import (
     are_others,
     asset_hash,
     check_files,
+    check_platform,
     find_assets,
     find_checkout,
     warn_of_commit,
 )
 from rlinf.simulators.robotwin.seeds import MAX_SUBSTITUTES, seeds_of
-from rlinf.simulators.robotwin.tasks import ListedIds, check_task, task_table
+from rlinf.simulators.robotwin.tasks import check_task, listed_id, task_table
 from rlinf.simulators.vulkan import has_nvidia
 from rlinf.typed import Within
 
@@ -27,6 +29,26 @@ CROPPED = (224, 224)
 CAMERAS = {"D435": (240, 320), "Large_D435": (480, 640), "L515": (180, 320), "Large_L515": (360, 640)}  # height, width
 SIM_FREQ = 250  # physics steps a second
 SAVE_FREQ = 15  # physics steps between the targets of a demonstration, RoboTwin's own choice
+SETTINGS: dict[str, dict[str, Any]] = {  # task_config.domain_randomization of RoboTwin's files of these names
+    "demo_clean": {
+        "random_background": False,
+        "cluttered_table": False,
+        "clean_background_rate": 1,
+        "random_head_camera_dis": 0,
+        "random_table_height": 0,
+        "random_light": False,
+        "crazy_random_light_rate": 0,
+    },
+    "demo_randomized": {
+        "random_background": True,
+        "cluttered_table": True,
+        "clean_background_rate": 0.02,
+        "random_head_camera_dis": 0,
+        "random_table_height": 0.03,
+        "random_light": True,
+        "crazy_random_light_rate": 0.02,
+    },
+}
 SIDES = ("left", "right")
 ACTION_NAMES = tuple(f"{side}_{part}" for side in SIDES for part in ("j1", "j2", "j3", "j4", "j5", "j6", "gripper"))
 
@@ -67,10 +89,17 @@ class Options:
     and an unstable seed is followed by the next number."""
     max_growth_mb: Annotated[int, Within(0, 10**6)] = 8000
     """Memory by which a simulator process may grow before it is started anew at a reset; 0 never."""
+    setting: Literal["demo_clean", "demo_randomized"] | None = None
+    """RoboTwin's Easy or Hard, in place of task_config.domain_randomization; null leaves that as it is."""
+    trials_per_task: Annotated[int, Within(1, 10**6)] = 100
+    """Held-out episodes of each task, RoboTwin's own number."""
     listed: tuple[str, ...] = ()
     """Set by rlinf where task_suite_name is a list: all of it."""
 
     def __post_init__(self) -> None:
+        if self.setting is not None:
+            randomised = {"domain_randomization": dict(SETTINGS[self.setting])}
+            object.__setattr__(self, "task_config", {**self.task_config, **randomised})
         named = self.task_config.get("task_name")
         if named is not None and not self.listed and self.task_suite_name not in (None, named):
             raise ValueError(
@@ -147,8 +176,9 @@ def spec(options: Options) -> EnvSpec:
     others = root is not None and are_others(root)
     known = asset_hash(root) if root is not None and options.seeds_path else None
     seeds = seeds_of(task, options.seeds_path, assets=known, others=others)
+    seeds["eval"] = seeds["eval"][: options.trials_per_task]
     if options.listed:
-        seeds = {split: ListedIds(task, numbers) for split, numbers in seeds.items()}
+        seeds = {split: _moved(numbers, listed_id(task, 0)) for split, numbers in seeds.items()}
     return EnvSpec(
         suite=task,
         tasks=(task,),
@@ -168,6 +198,13 @@ def spec(options: Options) -> EnvSpec:
     )
 
 
+def _moved(numbers: Sequence[int], by: int) -> Sequence[int]:
+    """The same numbers, each larger by `by`; a range stays one."""
+    if isinstance(numbers, range):
+        return range(numbers.start + by, numbers.stop + by, numbers.step)
+    return [number + by for number in numbers]
+
+
 def assets_root(options: Options) -> Path | None:
     """The folder that holds assets/, or None where there is none on this machine."""
     try:
@@ -176,8 +213,17 @@ def assets_root(options: Options) -> Path | None:
         return None
 
 
+def smallest_task() -> dict[str, Any]:
+    """A task_config for one look: a task that needs no objects, with a robot that the assets hold."""
+    root = assets_root(Options())
+    there = [] if root is None else [path.parent.name for path in (root / "assets/embodiments").glob("*/config.yml")]
+    robots = ["piper", "piper", 0.6] if "piper" in there else ["aloha-agilex"]
+    return {"task_name": "stack_blocks_two", "embodiment": robots}
+
+
 def check_setup(options: Options) -> None:
     """Refuse to start where RoboTwin, its assets or a driver that can draw them is missing."""
+    check_platform()
     checkout = find_checkout(options.robotwin_path)
     root = find_assets(options.assets_path, checkout)
     randomised = options.task_config.get("domain_randomization", {})
