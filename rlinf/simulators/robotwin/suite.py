@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,11 +13,12 @@ from rlinf.simulators.robotwin.assets import (
     asset_hash,
     check_files,
     check_platform,
+    commit_of,
     find_assets,
     find_checkout,
     warn_of_commit,
 )
-from rlinf.simulators.robotwin.seeds import MAX_SUBSTITUTES, seeds_of
+from rlinf.simulators.robotwin.seeds import FIRST, FORMAT, MAX_SUBSTITUTES, SPLITS, seeds_of
 from rlinf.simulators.robotwin.tasks import check_task, listed_id, task_table
 from rlinf.simulators.vulkan import has_nvidia
 from rlinf.typed import Within
@@ -211,6 +212,25 @@ def assets_root(options: Options) -> Path | None:
         return find_assets(options.assets_path, find_checkout(options.robotwin_path))
     except SetupError:
         return None
+
+
+def seed_candidates(split: str) -> Iterable[int]:
+    """The seeds of a split ("train" or "eval") in the order in which `rlinf seeds` tries them."""
+    return range(FIRST[split], SPLITS[split].stop)
+
+
+def seed_document(options: Options, found: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """What a file of seeds holds: those found by split, and with which assets, robots and randomisation."""
+    checkout = find_checkout(options.robotwin_path)
+    seeds = sorted(seed for numbers in found.values() for seed in numbers)
+    made_with = {key: options.task_config.get(key) for key in ("domain_randomization", "planner_backend")}
+    return {
+        "format": FORMAT,
+        "version": 1,
+        "robotwin": commit_of(checkout),
+        "assets": asset_hash(find_assets(options.assets_path, checkout)),
+        "tasks": {options.task: {"embodiment": list(options.embodiment), **made_with, "seeds": seeds}},
+    }
 
 
 def smallest_task() -> dict[str, Any]:
