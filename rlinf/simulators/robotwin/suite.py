@@ -85,9 +85,9 @@ class Options:
     """sparse: 1 on success; dense: RoboTwin's shaped level of 0 to 1 after each chunk, of the tasks that have one."""
     max_unstable: Annotated[int, Within(0, MAX_SUBSTITUTES)] = 6
     """Seeds tried in place of one whose objects do not come to rest, before the reset fails."""
-    published: bool = False
-    """As the published RLinf: the instruction is made for the first seed of a scene, not for the one that is played,
-    and an unstable seed is followed by the next number."""
+    compat: bool = False
+    """As published: the instruction is made for the first seed of a scene, and an unstable seed is followed by the next
+    number; set by `compat: rlinf-0.4`."""
     max_growth_mb: Annotated[int, Within(0, 10**6)] = 8000
     """Memory by which a simulator process may grow before it is started anew at a reset; 0 never."""
     setting: Literal["demo_clean", "demo_randomized"] | None = None
