@@ -5,6 +5,8 @@ rlinf goes first and leaves the actions that both play: a random walk, or the pa
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,7 @@ def play_rlinf(case: str, folder: Path) -> dict[str, Any]:
 
 
 def play_vector(case: str, folder: Path) -> dict[str, Any]:
-    """The same of RoboTwin's VectorEnv, with the actions that rlinf left; `first` is made with another seed."""
+    """The same of RoboTwin's VectorEnv, with the actions that rlinf left."""
     with np.load(folder / f"{case}_actions.npz") as stored:
         chunks = [stored[name] for name in stored]
     seed = CASES[case][0]
@@ -79,9 +81,45 @@ def play_vector(case: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def play_objects(task: str) -> None:
+    """Reset and step a task whose objects are files, and print how far its arms were moved."""
+    from rlinf.simulators.robotwin import Options, Scene
+
+    scene = Scene(Options(task_config={**config("walk"), "task_name": task}, render="fast"))
+    scene.reset(CASES["walk"][0])
+    before = scene.observe()
+    scene.step_chunk(walk(1, 1)[0], stop_on_success=True, record=False)
+    moved = float(np.abs(scene.observe()["states"] - before["states"]).max())
+    scene.close()
+    print("played", task, json.dumps({"moved": moved, "instruction": before["task_description"]}), flush=True)
+
+
+def play_resets(count: int) -> None:
+    """Reset, step and look `count` times, and print the process's resident MB after 20 and after all."""
+    from rlinf.simulators.robotwin import Options, Scene
+
+    scene, used = Scene(Options(task_config=config("walk"), render="fast", max_growth_mb=0)), []
+    for i in range(count):
+        scene.reset(100_000 + i)
+        scene.step_chunk(walk(1, 1)[0][:2], stop_on_success=True, record=False)
+        scene.observe()
+        used.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20)
+    print("resident", used[min(19, count - 1)], used[-1], flush=True)
+
+
+def main() -> None:
+    """Play what the command line asks for."""
+    _, who, what, out = sys.argv
+    if who == "resets":
+        return play_resets(int(what))
+    for name in what.split(","):
+        if who == "objects":
+            play_objects(name)
+        else:
+            played = (play_rlinf if who == "rlinf" else play_vector)(name, Path(out))
+            np.savez(Path(out) / f"{name}_{who}.npz", **{key: np.asarray(value) for key, value in played.items()})
+    return None
+
+
 if __name__ == "__main__":
-    _, who, cases, out = sys.argv
-    for name in cases.split(","):
-        played = (play_rlinf if who == "rlinf" else play_vector)(name, Path(out))
-        np.savez(Path(out) / f"{name}_{who}.npz", **{key: np.asarray(value) for key, value in played.items()})
-        print("played", name, flush=True)
+    main()

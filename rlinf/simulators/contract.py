@@ -15,6 +15,8 @@ A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, 
 - `smallest_task()`, where the defaults need files that may be absent: the task_config of which `rlinf doctor` draws a
   frame;
 - `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts;
+- `seed_candidates(split)` and `seed_document(options, found)`, where `rlinf seeds` looks for episodes that the expert
+  solves: the reset ids to try, and what the file says of those found;
 - `own_interpreter()`, where the simulator has an environment of its own: the interpreter to take without env.*.python,
   or None for the running one.
 `task_suite_name` is one name for all of these. Of a list in the block, `spec` is asked name by name and rlinf joins the

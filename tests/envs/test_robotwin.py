@@ -29,7 +29,7 @@ FIRST = 100_100_000  # held-out seeds
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ROBOTWIN_PATH", "ASSETS_PATH", "ROBOTWIN_PYTHON"):
+    for name in ("ROBOTWIN_PATH", "ASSETS_PATH", "ROBOTWIN_PYTHON", "ROBOT_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -113,7 +113,7 @@ def test_a_list_of_tasks_keeps_seeds_and_step_limits_apart() -> None:
 def test_published_lists_apply_unless_assets_are_others(tmp_path: Path) -> None:
     published = "REPO/rlinf/envs/robotwin/seeds/eval_seeds.json"
     listed = env_spec(config(seeds_path=published)).reset_ids
-    assert (len(listed["eval"]), len(listed["train"])) == (200, 1000)
+    assert (listed["eval"][0], len(listed["eval"]), len(listed["train"])) == (FIRST, 100, 1000)
     double = write_double(tmp_path)
     assert isinstance(env_spec(config(double)).reset_ids["eval"], range)  # no clutter objects: not the originals
     (tmp_path / "assets/objects/objaverse/list.json").write_text('{"item_names": ["apple"]}')
@@ -237,6 +237,20 @@ def test_faults_are_survived_counted_and_named(tmp_path: Path, caplog: pytest.Lo
     assert tried in caplog.text
     assert "gave no sign of life for 3 s" in caplog.text
     assert "exit status 9" in caplog.text
+
+
+def test_as_published_the_first_seed_is_described(tmp_path: Path) -> None:
+    double = write_double(tmp_path, {FIRST + 2: "unstable"})
+    cfg = config(double, total_num_envs=1, max_episode_steps=1, init_params={"compat": True})
+    env = make(cfg, chunk=1, trials=[FIRST, FIRST + 2])
+    try:
+        env.reset()
+        obs = env.chunk_step(targets(0.0)).obs
+        assert obs.task_descriptions == [f"stack_blocks_two block {FIRST} {FIRST + 2}"]
+        assert obs.states is not None
+        assert obs.states[0, 7] == np.float32(np.random.RandomState(FIRST + 3).rand())
+    finally:
+        env.close()
 
 
 def test_a_leak_ends_the_process_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

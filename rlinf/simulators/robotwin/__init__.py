@@ -6,5 +6,7 @@ from rlinf.simulators.robotwin.provenance import protocol as protocol
 from rlinf.simulators.robotwin.scene import Scene as Scene
 from rlinf.simulators.robotwin.suite import Options as Options
 from rlinf.simulators.robotwin.suite import check_setup as check_setup
+from rlinf.simulators.robotwin.suite import seed_candidates as seed_candidates
+from rlinf.simulators.robotwin.suite import seed_document as seed_document
 from rlinf.simulators.robotwin.suite import smallest_task as smallest_task
 from rlinf.simulators.robotwin.suite import spec as spec

@@ -42,7 +42,7 @@ class Scene(ReplayScene):
         _check_memory(self.options.max_growth_mb)
         unstable: list[int] = []
         while self._world is None:
-            seed = self._attempt(len(unstable))
+            seed = self.attempt(len(unstable))
             try:
                 self._world = World(self._host, self.options, self._task, seed)
             except self._host.unstable_error:
@@ -61,14 +61,17 @@ class Scene(ReplayScene):
             named = ", ".join(map(str, unstable))
             note(f"{self._task}: the objects of seed {named} do not come to rest; seed {seed} is played in its place")
         info = self.world.info()
+        self.instruction = self._host.instruction(self._task, self.told(info), self.seed, self.options.instruction)
+
+    def told(self, info: dict[str, str]) -> dict[str, str]:
+        """What the instruction is made from: the episode that is played, or as published the first of this scene."""
         if self._first_info is None:
             self._first_info = info
-        told = self._first_info if self.options.published else info
-        self.instruction = self._host.instruction(self._task, told, self.seed, self.options.instruction)
+        return self._first_info if self.options.compat else info
 
-    def _attempt(self, number: int) -> int:
-        """The seed of the first, second, ... attempt at a reset."""
-        return self.seed + number if self.options.published else substitute(self.seed, number)
+    def attempt(self, number: int) -> int:
+        """The seed of the first, second, ... attempt at a reset: as published the next one, else one of no list."""
+        return self.seed + number if self.options.compat else substitute(self.seed, number)
 
     def task(self) -> str:
         return self._task

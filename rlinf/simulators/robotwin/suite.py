@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,12 +13,13 @@ from rlinf.simulators.robotwin.assets import (
     asset_hash,
     check_files,
     check_platform,
+    commit_of,
     find_assets,
     find_checkout,
     warn_of_commit,
 )
-from rlinf.simulators.robotwin.seeds import MAX_SUBSTITUTES, seeds_of
-from rlinf.simulators.robotwin.tasks import ListedIds, check_task, task_table
+from rlinf.simulators.robotwin.seeds import FIRST, FORMAT, MAX_SUBSTITUTES, SPLITS, seeds_of
+from rlinf.simulators.robotwin.tasks import check_task, listed_id, task_table
 from rlinf.simulators.vulkan import has_nvidia
 from rlinf.typed import Within
 
@@ -83,9 +85,9 @@ class Options:
     """sparse: 1 on success; dense: RoboTwin's shaped level of 0 to 1 after each chunk, of the tasks that have one."""
     max_unstable: Annotated[int, Within(0, MAX_SUBSTITUTES)] = 6
     """Seeds tried in place of one whose objects do not come to rest, before the reset fails."""
-    published: bool = False
-    """As the published RLinf: the instruction is made for the first seed of a scene, not for the one that is played,
-    and an unstable seed is followed by the next number."""
+    compat: bool = False
+    """As published: the instruction is made for the first seed of a scene, and an unstable seed is followed by the next
+    number; set by `compat: rlinf-0.4`."""
     max_growth_mb: Annotated[int, Within(0, 10**6)] = 8000
     """Memory by which a simulator process may grow before it is started anew at a reset; 0 never."""
     setting: Literal["demo_clean", "demo_randomized"] | None = None
@@ -177,7 +179,7 @@ def spec(options: Options) -> EnvSpec:
     seeds = seeds_of(task, options.seeds_path, assets=known, others=others)
     seeds["eval"] = seeds["eval"][: options.trials_per_task]
     if options.listed:
-        seeds = {split: ListedIds(task, numbers) for split, numbers in seeds.items()}
+        seeds = {split: _moved(numbers, listed_id(task, 0)) for split, numbers in seeds.items()}
     return EnvSpec(
         suite=task,
         tasks=(task,),
@@ -197,12 +199,38 @@ def spec(options: Options) -> EnvSpec:
     )
 
 
+def _moved(numbers: Sequence[int], by: int) -> Sequence[int]:
+    """The same numbers, each larger by `by`; a range stays one."""
+    if isinstance(numbers, range):
+        return range(numbers.start + by, numbers.stop + by, numbers.step)
+    return [number + by for number in numbers]
+
+
 def assets_root(options: Options) -> Path | None:
     """The folder that holds assets/, or None where there is none on this machine."""
     try:
         return find_assets(options.assets_path, find_checkout(options.robotwin_path))
     except SetupError:
         return None
+
+
+def seed_candidates(split: str) -> Iterable[int]:
+    """The seeds of a split ("train" or "eval") in the order in which `rlinf seeds` tries them."""
+    return range(FIRST[split], SPLITS[split].stop)
+
+
+def seed_document(options: Options, found: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """What a file of seeds holds: those found by split, and with which assets, robots and randomisation."""
+    checkout = find_checkout(options.robotwin_path)
+    seeds = sorted(seed for numbers in found.values() for seed in numbers)
+    made_with = {key: options.task_config.get(key) for key in ("domain_randomization", "planner_backend")}
+    return {
+        "format": FORMAT,
+        "version": 1,
+        "robotwin": commit_of(checkout),
+        "assets": asset_hash(find_assets(options.assets_path, checkout)),
+        "tasks": {options.task: {"embodiment": list(options.embodiment), **made_with, "seeds": seeds}},
+    }
 
 
 def smallest_task() -> dict[str, Any]:

@@ -6,14 +6,11 @@ A reset id is RoboTwin's seed; in a list of tasks it is (number of the task + 1)
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rlinf.errors import did_you_mean
-from rlinf.simulators.contract import ComputedIds
 
 STRIDE = 10**10  # above every seed
 UNSUPPORTED = {
@@ -46,19 +43,9 @@ def check_task(name: str, key: str) -> None:
         raise ValueError(f"{key}={name!r} must be one of RoboTwin's {len(task_table())} tasks{hint}")
 
 
-@dataclass(frozen=True)
-class ListedIds(ComputedIds):
-    """The reset ids of a task's seeds within a list of tasks."""
-
-    task: str
-    seeds: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.seeds)
-
-    def at(self, position: int) -> int:
-        """The id at a position from 0 on."""
-        return (all_tasks().index(self.task) + 1) * STRIDE + self.seeds[position]
+def listed_id(task: str, seed: int) -> int:
+    """The reset id of a task's seed within a list of tasks."""
+    return (all_tasks().index(task) + 1) * STRIDE + seed
 
 
 def task_and_seed(reset_id: int, single: str) -> tuple[str, int]:

@@ -43,7 +43,6 @@ class World:
         finally:
             np.random.set_state(generator)
         self.task.step_lim = NO_LIMIT
-        self.task.run_steps = self.task.reward_step = 0
         self._draw_light: Callable[[], None] = self.task._update_render
         self.task._update_render = self._skip_picture
         self.look()
