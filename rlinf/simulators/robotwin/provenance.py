@@ -45,6 +45,7 @@ def protocol(options: Options) -> dict[str, Any]:
         "step_limits": {name: options.step_limit(name) for name in options.listed or (options.task,)},
         "shader": options.shader_pack,
         "max_growth_mb": None,
+        "trials_per_task": None,  # which trials are played is told by itself
         **_versions(own_interpreter()),
     }
 
