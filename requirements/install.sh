@@ -2,9 +2,9 @@
 # Install rlinf with one model and one simulator into a virtual environment; `-h` explains.
 # The tables are folders: requirements/models/NAME.txt and requirements/envs/NAME.txt hold the packages of a name, and
 # requirements/envs/NAME.sh lays out the files that it reads. Lines of envs/NAME.txt that this script reads:
-#   # not yet: TEXT       why NAME cannot be installed
 #   # python 3.13: TEXT   what is missing with that Python and newer ones
 #   # files: VARIABLE     the variable that names another folder than data/NAME for the files
+#   # environment: VARIABLE  NAME has an environment of its own, data/NAME_venv; the variable names another interpreter
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,6 +15,8 @@ usage: bash requirements/install.sh embodied --model NAME --env NAME [options]
   --model NAME   policy to install for: $(names models)
   --env NAME     simulator to install: $(names envs)
   --venv DIR     virtual environment to make or to add to (default .venv)
+  --robotwin-path DIR
+                 a checkout of RoboTwin that is there already, or where to clone it (default ROBOTWIN_PATH, else data/robotwin)
   --use-mirror   fetch from mirrors of GitHub and Hugging Face, for this call only
   --no-root      leave system libraries alone; \`rlinf doctor\` says what is missing
   --dry-run      print the commands and change nothing
@@ -78,6 +80,11 @@ while [[ $# -gt 0 ]]; do
     --no-root) root=no && shift ;;
     --use-mirror) mirror=yes && shift ;;
     --dry-run) dry_run=yes && shift ;;
+    --robotwin-path)
+      [[ $# -gt 1 ]] || fail "$1 needs a value"
+      export ROBOTWIN_PATH=$2
+      shift 2
+      ;;
     --model | --env | --venv)
       [[ $# -gt 1 ]] || fail "$1 needs a value"
       printf -v "${1#--}" '%s' "$2"
@@ -97,11 +104,6 @@ model=${model//-/_}
 [[ ${target:-embodied} == embodied ]] || fail "unknown target '$target'; available: embodied"
 model_file=$(requirements_file model models "$model")
 env_file=$(requirements_file env envs "$env")
-not_yet=$(row 'not yet')
-if [[ -n $not_yet ]]; then
-  [[ $dry_run == yes ]] || fail "--env $env: $not_yet"
-  echo "--env $env: $not_yet"
-fi
 
 if [[ $mirror == yes ]]; then use_mirrors; fi
 if [[ $root == yes ]]; then run bash requirements/system.sh; fi
@@ -113,20 +115,39 @@ interpreter=$venv/bin/python
 [[ -x $interpreter ]] || interpreter=$python # a dry run made no environment
 "$interpreter" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   fail "$interpreter is $("$interpreter" -V); rlinf needs Python 3.11 or newer"
+# A simulator with an environment of its own: one that a variable names, now or earlier, is taken as it is, else it is made.
+variable=$(row environment)
+sim_python=${variable:+${!variable:-data/${env}_venv/bin/python}}
 while read -r version text; do
   if "$interpreter" -c "import sys; sys.exit(sys.version_info < (${version/./, }))"; then
+    [[ -z $sim_python || -x $sim_python ]] || fail "$("$interpreter" -V): $text"
     echo "$("$interpreter" -V): $text"
   fi
 done < <(row 'python \(3\.[0-9]*\)' '\1 ')
 
-pip=("$venv/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt)
+pip=(-m pip install -q --disable-pip-version-check)
+tables=(-r "$model_file")
+[[ -n $sim_python ]] || tables+=(-r "$env_file")
 echo "torch"
-run "${pip[@]}" torch
+run "$venv/bin/python" "${pip[@]}" -c constraints.txt torch
 echo "rlinf with $model and $env"
-run "${pip[@]}" -e '.[datasets,video,tensorboard,wandb,swanlab,ray]' -r "$model_file" -r "$env_file"
+run "$venv/bin/python" "${pip[@]}" -c constraints.txt -e '.[datasets,video,tensorboard,wandb,swanlab,ray]' "${tables[@]}"
+
+sim_venv=$venv
+if [[ -n $sim_python ]]; then
+  sim_venv=$(dirname "$(dirname "$sim_python")")
+  if [[ -x $sim_python && (-n ${!variable:-} || -L data/${env}_venv) ]]; then
+    echo "$env runs with $sim_python, which is left as it is"
+  else
+    echo "an environment of its own for $env: $sim_venv"
+    [[ -x $sim_python ]] || run "$interpreter" -m venv "$sim_venv"
+    run "$sim_python" "${pip[@]}" -r "$env_file"
+  fi
+  remember "${env}_venv" "$(realpath -ms "$sim_venv")"
+fi
 
 # What pip cannot bring: the driver a simulator draws with and the files it reads.
-if [[ $env == maniskill && $root == yes ]]; then run bash requirements/vulkan.sh "$venv"; fi
+if [[ $env == maniskill || $env == robotwin ]] && [[ $root == yes ]]; then run bash requirements/vulkan.sh "$sim_venv"; fi
 if [[ -f requirements/envs/$env.sh ]]; then
   variable=$(row files)
   files=${!variable:-data/$env}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The Vulkan driver that ManiSkill draws with on a machine without a GPU: bash requirements/vulkan.sh [VENV]
+# The Vulkan driver that ManiSkill and RoboTwin draw with on a machine without a GPU: bash requirements/vulkan.sh [VENV]
 # SAPIEN refuses Mesa's lavapipe before 24.3. Where the distribution's Mesa is older, the driver of its backports is put
 # into VENV/vulkan and the system keeps what it has; VENV/vulkan/lvp_icd.json names the driver to use either way.
 # A machine with an NVIDIA driver needs none of this; VULKAN=software asks for it all the same.
@@ -86,7 +86,7 @@ write_icd() {
 
 # Say why there is no driver and what a person can do about it: $1 the reason, $2... the lines.
 give_up() {
-  say "$1, so ManiSkill cannot draw on this machine's CPU (everything else works)"
+  say "$1, so ManiSkill and RoboTwin cannot draw on this machine's CPU (everything else works)"
   shift
   printf 'vulkan.sh:   %s\n' "$@" "bash requirements/vulkan.sh $venv" >&2
   exit 0

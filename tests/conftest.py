@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rlinf.simulators.contract import SetupError
+from rlinf.simulators.robotwin import assets as robotwin_assets
 from rlinf.simulators.vulkan import check_driver
 
 REPO = Path(__file__).resolve().parent.parent
@@ -69,6 +70,20 @@ def calvin_path() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture
+def robotwin_path(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of RoboTwin (ROBOTWIN_PATH) beside its interpreter, with ASSETS_PATH, else the stand-in assets."""
+    monkeypatch.setenv("ASSETS_PATH", os.environ.get("ASSETS_PATH", str(TEST_DATA / "robotwin_standin")))
+    try:
+        checkout = robotwin_assets.find_checkout(None)
+        robotwin_assets.find_assets(None, checkout)
+    except SetupError as error:
+        pytest.skip(str(error))
+    if robotwin_assets.own_interpreter() is None:
+        pytest.skip("RoboTwin has no interpreter of its own here (set ROBOTWIN_PYTHON)")
+    return checkout
 
 
 @pytest.fixture(scope="session")

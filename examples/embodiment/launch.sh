@@ -10,8 +10,7 @@ export EMBODIED_PATH REPO_PATH
 
 config=${CONFIG_NAME:-metaworld_50_ppo_openpi}
 if [[ $# -gt 0 && $1 != *=* ]]; then config=$1 && shift; fi
-if [[ $# -gt 0 && $1 != *=* && $1 != "~"* && $1 != -* ]]; then ROBOT_PLATFORM=$1 && shift; fi
-export ROBOT_PLATFORM=${ROBOT_PLATFORM:-LIBERO}
+if [[ $# -gt 0 && $1 != *=* && $1 != "~"* && $1 != -* ]]; then export ROBOT_PLATFORM=$1 && shift; fi # RoboTwin checks it
 
 name=$(basename "$config" .yaml)
 log_dir=${LOG_DIR:-$REPO_PATH/logs/$(date +%Y%m%d-%H%M%S)-$name}

@@ -244,7 +244,7 @@ class Check:
         for number, episode in enumerate(self.episodes):
             rows = range(episode.first, episode.first + episode.length, self.policy.num_action_chunks)
             for row in rows:
-                obs, actions, is_target = self.data.batch([row], self.path.action_horizon)
+                _, obs, actions, is_target = self.data.batch([row], self.path.action_horizon)
                 outputs = self.path.targets(obs, actions)
                 self._sample(samples, 0, (obs, obs), actions, is_target, outputs)
             report("through the action path", number + 1, len(self.episodes))
@@ -276,7 +276,7 @@ class Check:
             step = env.reset()
             while not env.done:
                 rows = [e.first + min(t, e.length - 1) for e, t in zip(self.episodes, at, strict=True)]
-                obs, actions, is_target = self.data.batch(rows, self.path.action_horizon)
+                _, obs, actions, is_target = self.data.batch(rows, self.path.action_horizon)
                 outputs = self.path.targets(obs, actions)
                 got = self._decoded(step.obs, outputs)
                 noise = [_noise(demo, t, chunk) for demo, t in zip(demos, at, strict=True)] if demos else 0.0

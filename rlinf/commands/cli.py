@@ -31,7 +31,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer 
 MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, DIFFERS = range(2, 8)
 INTERRUPTED, NO_READER = 130, 141
 # Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
-LEAVES_FILES = ("train", "eval", "compare", "sft", "collect", "export", "quickstart", "replay")
+LEAVES_FILES = ("train", "eval", "compare", "sft", "collect", "seeds", "export", "quickstart", "replay")
 # Optional package -> the extra that brings it.
 EXTRAS = {
     "pyarrow": "datasets",
@@ -236,6 +236,33 @@ def collect(config: ConfigName, overrides: Overrides = None, overwrite: Overwrit
     folder = jobs.collect(cfg, overwrite=overwrite)
     next_command = summary.imitation_command(config, settings, folder)
     summary.print_summary(started=started, dataset=folder, next_command=next_command)
+
+
+@app.command(
+    epilog="Example: rlinf seeds robotwin stack_blocks_two 'task_config.embodiment=[piper, piper, 0.6]' --count 20"
+)
+def seeds(
+    simulator: Annotated[str, typer.Argument(help="Simulator whose expert plans: robotwin.")],
+    task: Annotated[str, typer.Argument(help="One of its tasks.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys of env.train: python, task_config, ...")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Seeds to find for training, and for evaluation.")] = 100,
+    split: Annotated[str, typer.Option(help="train, eval, or both.")] = "both",
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Default SIMULATOR_seeds.json.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Find seeds that the simulator's own expert solves; env.train.seeds_path and env.eval's name the file."""
+    from rlinf.commands.seeds import env_block, find_seeds
+    from rlinf.metrics.console import showing_progress
+
+    splits = ("train", "eval") if split == "both" else (split,)
+    if split not in ("train", "eval", "both"):
+        raise UserError(f"--split={split} must be train, eval or both")
+    cfg, path = env_block(simulator, task, overrides or []), output or Path(f"{simulator}_seeds.json")
+    with showing_progress():
+        find_seeds(cfg, splits=splits, count=count, output=path, overwrite=overwrite, on_progress=typer.echo)
+    typer.echo(f"use them: env.train.seeds_path={path} env.eval.seeds_path={path}")
 
 
 @app.command(epilog="Example: rlinf sft quickstart sft.dataset=data/demos sft.output=checkpoints/sft")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlinf.commands.key_reference import type_text
 from rlinf.compat.keys import NO_EFFECT, RENAMED, NoEffect
-from rlinf.compat.recipes import DIFFERENCES, NOT_SHIPPED
+from rlinf.compat.recipes import DIFFERENCES
 from rlinf.compat.restored import RESTORED
 
 
@@ -27,7 +27,6 @@ def tables() -> Iterator[tuple[str, str]]:
     rows = [f"| `{row.key}` | {_values(row)} | {row.why} |" for row in NO_EFFECT]
     yield "no-effect", "\n".join(["| key | values accepted | why, and what to use instead |", "|---|---|---|", *rows])
     rows = [f"| `{row.recipes}` | `{row.key}` | {row.published} | {row.ours} | {row.why} |" for row in DIFFERENCES]
-    rows += [f"| `{name}` | all | | not shipped | {why} |" for name, why in NOT_SHIPPED.items()]
     yield "recipes", "\n".join(["| recipes | key | published | here | why |", "|---|---|---|---|---|", *rows])
 
 

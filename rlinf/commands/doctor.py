@@ -118,7 +118,7 @@ def _packages() -> str:
 def _vulkan() -> str:
     """Which driver SAPIEN draws with; in a process of its own, as broken drivers crash."""
     if importlib.util.find_spec("sapien") is None:
-        raise NotInstalledError(f"only ManiSkill needs it: {install_line('maniskill')}")
+        raise NotInstalledError(f"only ManiSkill needs it in this environment: {install_line('maniskill')}")
     draw = [] if _has_assets() else ["draw"]  # with assets, the simulator's own check draws
     command = [sys.executable, "-W", "ignore", "-m", "rlinf.simulators.vulkan", *draw]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -146,9 +146,11 @@ def _frame(simulator: str) -> str:
     """Start one simulator process and look at the frame it draws."""
     from rlinf.envs.vec import VecEnv
 
-    options = {f.name for f in fields(find_simulator(simulator).Options)}
+    module = find_simulator(simulator)
+    options = {f.name for f in fields(module.Options)}
     params = {k: v for k, v in CHEAP.items() if k in options}
-    cfg = EnvConfig(env_type=simulator, total_num_envs=1, num_processes=1, init_params=params)
+    task = module.smallest_task() if "smallest_task" in vars(module) else {}
+    cfg = EnvConfig(env_type=simulator, total_num_envs=1, num_processes=1, init_params=params, task_config=task)
     env = VecEnv(cfg, env_spec(cfg), env_ids=[0], mode="train", chunk_size=5, seed=0)
     try:
         step = env.reset()

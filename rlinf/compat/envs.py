@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from rlinf.envs.episodes import Episode
 from rlinf.envs.vec import VecEnv
 
 
 class PublishedVecEnv(VecEnv):
     """An episode that succeeds on its last allowed step is both terminated and truncated."""
 
-    def is_cut(self, elapsed: int, *, terminated: bool) -> bool:
+    def is_cut(self, episode: Episode, *, terminated: bool) -> bool:
         """See VecEnv.is_cut; whether the episode ended by itself does not matter."""
-        return elapsed >= self.cfg.max_episode_steps
+        return episode.elapsed >= self.step_limit(episode)
 
 
 def env_class(compat: str | None) -> type[VecEnv]:

@@ -47,7 +47,32 @@ DIFFERENCES: tuple[Difference, ...] = (
         "`null`",
         "the same: the controller of `policy_setup`; the text loads too",
     ),
+    Difference(
+        "env.{train,eval}.seeds_path",
+        "robotwin_*",
+        "`rlinf/envs/robotwin/seeds/{train,eval}_seeds.json`",
+        "`null`",
+        "the same lists, which the simulator brings along; that path stands for them too",
+    ),
+    Difference(
+        "actor.model.unnorm_key",
+        "robotwin_*_openvlaoft",
+        "`<task>_1k`",
+        "`<task>`, as the guide writes it",
+        "of the two names the one that the checkpoint has is taken",
+    ),
+    Difference(
+        "algorithm.reward_type",
+        "robotwin_*_grpo_openvlaoft",
+        "`action_level`",
+        "`chunk_level`, as the guide writes it",
+        "RoboTwin pays at most once a chunk, at its end; `action_level` loads too",
+    ),
+    Difference(
+        "env.{train,eval}.enable_offload",
+        "robotwin_adjust_bottle_*",
+        "`false`, beside `env.enable_offload: true`",
+        "`true`",
+        "the guide recommends it: the simulators' GPU memory is free while the policy learns",
+    ),
 )
-
-NOT_SHIPPED: dict[str, str] = {"robotwin_*": "needs the RoboTwin simulator"}
-"""Published recipes that have no namesake here -> why."""

@@ -6,6 +6,7 @@ Trees are plain dicts whose strings may still hold `${...}`; `resolve` turns the
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -81,8 +82,9 @@ def _read(file: Path, groups: Sequence[str], config_dir: Path) -> Composed:
     _register_old_groups(config_dir)
     GlobalHydra.instance().clear()
     try:
-        own, pasted = _split_pasted(file)
-        with _file_for_hydra(file, own, changed=bool(pasted)) as primary, warnings.catch_warnings():
+        own, pasted, picked = _split_pasted(file)
+        groups = list(_by_group([*picked, *groups], own).values())
+        with _file_for_hydra(file, own, changed=bool(pasted or picked)) as primary, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice about search paths
             folders = [f"file://{folder.absolute()}" for folder in (file.parent, config_dir)]
             arguments = [*groups, f"hydra.searchpath={folders}"]
@@ -128,14 +130,15 @@ def _check_blocks(composed: Composed) -> None:
 
 
 def find_config_file(name_or_path: str, config_dir: Path) -> Path:
-    """The YAML file meant by a path, or by a name in `config_dir` whatever its capitals."""
+    """The YAML file meant by a path, or by a name in `config_dir`, whatever its capitals."""
     given = Path(name_or_path)
     if given.suffix in (".yaml", ".yml") and given.is_file():
         return given.absolute()
-    names = {p.stem: p for p in sorted(config_dir.glob("*.yaml"))}
+    named = len(given.parts) == 1
+    names = {p.stem: p for p in sorted((config_dir if named else given.parent).glob("*.yaml"))}
     name = given.name.removesuffix(".yaml")
     for candidate in (name, name.lower()):
-        if candidate in names and len(given.parts) == 1:
+        if candidate in names and (named or given.suffix):
             return names[candidate].absolute()
     near = get_close_matches(name, names, 3)
     hint = f"did you mean {', '.join(near)}?" if near else "`rlinf recipes` lists them, and a path to a file will do"
@@ -250,6 +253,21 @@ def _picks_fragment(override: str) -> bool:
     return "@" in key or "/" in key
 
 
+def _by_group(choices: Sequence[str], own: str) -> dict[str, str]:
+    """Choices of fragments by what they choose, the last one winning; `env/train` is `env@env.train` in a file of ours.
+
+    `own` is the text of the config, whose `defaults` may have the old name.
+    """
+    found = {}
+    for choice in choices:
+        key, _, name = choice.partition("=")
+        folder, _, place = key.partition("/")
+        if key in OLD_GROUPS and place and not re.search(rf"^ *- *(override )?{key}\b", own, re.M):
+            key = f"{folder}@{folder}.{place}"
+        found[key] = f"{key}={name}"
+    return found
+
+
 def _override(tree: Tree, command_line: Tree, override: str) -> None:
     """Set `a.b=value` (`+a.b` is the same) or delete `~a.b`; the value is YAML. What is set is also noted apart."""
     key, equals, text = override.partition("=")
@@ -307,25 +325,27 @@ def _apply_aliases(composed: Composed) -> None:
                 )
 
 
-def _split_pasted(file: Path) -> tuple[str, list[str]]:
-    """The text of a config, and the blocks at its end that name a block of it again, as one pastes them from a guide.
+def _split_pasted(file: Path) -> tuple[str, list[str], list[str]]:
+    """The text of a config, and what was pasted from a guide: blocks that are named again, and choices of fragments.
 
-    YAML itself allows a name only once.
+    YAML itself allows a name only once, and Hydra lets `env/train: NAME` stand in `defaults` alone.
     """
     text = file.read_text(encoding="utf-8")
     root = _check_aliases(text)
     entries = root.value if isinstance(root, MappingNode) else []
     if not entries or not all(isinstance(key, ScalarNode) for key, _ in entries):
-        return text, []  # nothing is named twice; what is wrong with it is said when it is read
+        return text, [], []  # nothing is named twice; what is wrong with it is said when it is read
     starts = [key.start_mark.index for key, _ in entries]
-    own, pasted, seen = text[: starts[0]] if starts else text, [], set[str]()
-    for (key, _), start, end in zip(entries, starts, [*starts[1:], len(text)], strict=True):
-        if key.value in seen and key.value not in ("defaults", "hydra"):
+    own, pasted, picked, seen = text[: starts[0]] if starts else text, list[str](), list[str](), set[str]()
+    for (key, value), start, end in zip(entries, starts, [*starts[1:], len(text)], strict=True):
+        if key.value in OLD_GROUPS and isinstance(value, ScalarNode):
+            picked.append(f"{key.value}={value.value}")
+        elif key.value in seen and key.value not in ("defaults", "hydra"):
             pasted.append(text[start:end])
         else:
             own += text[start:end]
         seen.add(key.value)
-    return own, pasted
+    return own, pasted, picked
 
 
 def _check_aliases(text: str) -> Node | None:

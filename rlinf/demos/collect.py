@@ -50,6 +50,11 @@ def collect_demos(cfg: Config, *, on_progress: Callable[[str], None] = print, ov
     """Play until every task has its successful episodes, or no attempts left; returns the dataset folder."""
     wanted, spec, folder = cfg.collect, env_spec(cfg.env.train), Path(cfg.collect.output)
     quotas = [_Quota(t, ids_of_task(spec, "demo", t), spec.tasks.index(t)) for t in wanted.tasks or spec.tasks]
+    if spec.expert_drives and wanted.action_noise > 0:
+        raise UserError(
+            f"collect.action_noise={wanted.action_noise} must be 0 with env_type={cfg.env.train.env_type}: its expert "
+            "moves the robot itself, along paths that it plans"
+        )
     check_output(folder, "collect.output", "dataset", overwrite=overwrite)
     with atomic_folder(folder, what=f"collect.output={folder}") as work:
         with (

@@ -85,7 +85,8 @@ class EnvConfig(SimulatorKeys):
     num_processes: Annotated[int, Within(0, 4096)] = 0
     """Simulator processes per env worker and stage; 0 chooses by cores."""
     python: str | None = None
-    """Interpreter of the simulator processes; null is the running one."""
+    """Interpreter of the simulator processes; null is the running one, or where a simulator needs an environment of its
+    own (RoboTwin) the one that install.sh made."""
     step_deadline_s: Annotated[float, Within(0.01, 10**6)] = 120.0
     """Seconds a simulator may take for one chunk or reset before it is restarted."""
     max_restarts: Annotated[int, Within(0, 10**6)] = 3

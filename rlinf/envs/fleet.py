@@ -72,9 +72,7 @@ class Fleet:
         def make(p: int, rows: Sequence[int]) -> SimProcess:
             name = str(p) if self._routed else f"{p} (envs {env_ids[rows[0]]}-{env_ids[rows[-1]]})"
             assert self._shared is not None
-            return SimProcess(
-                cfg, options, name=name, rows=rows, shared=self._shared, batched=spec.batched, routed=self._routed
-            )
+            return SimProcess(cfg, options, name=name, rows=rows, shared=self._shared, spec=spec, routed=self._routed)
 
         self._layout, self._make = layout, make
 
@@ -206,6 +204,8 @@ class Fleet:
                 gone |= set(self.rows[p])
             elif answer is not None:
                 replies |= {int(row): reply for row, reply in answer["replies"].items()}
+                for text in answer.get("notes", ()):
+                    logger.warning("simulator %r: %s", self.cfg.env_type, text)
                 for row, text in answer["failed"].items():
                     self._count_failure(p, [int(row)], text)
                     gone.add(int(row))

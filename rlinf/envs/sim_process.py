@@ -24,6 +24,7 @@ from rlinf.envs.spec import find_simulator
 from rlinf.errors import NotInstalledError, SimulatorError, UserError
 from rlinf.plugins import source_folder
 from rlinf.simulators import child_program
+from rlinf.simulators.contract import EnvSpec
 
 START_DEADLINE_S = 300.0  # importing a simulator on a loaded machine
 CLOSE_DEADLINE_S = 5.0
@@ -35,6 +36,11 @@ Answer = dict[str, Any]
 
 class SimulatorDiedError(RuntimeError):
     """One simulator process died, hung or answered nonsense; the text says which and shows what it printed last."""
+
+
+def own_interpreter(module: Any) -> str | None:
+    """The interpreter of a simulator that has an environment of its own; None where it runs in this one."""
+    return module.own_interpreter() if "own_interpreter" in vars(module) else None
 
 
 class SharedArrays:
@@ -68,12 +74,12 @@ class SimProcess:
         name: str,
         rows: Sequence[int],
         shared: SharedArrays,
-        batched: bool,
+        spec: EnvSpec,
         routed: bool,
     ) -> None:
         """`rows` are those it begins with; where episodes are `routed`, others follow."""
-        self.name, self._simulator, self._python = name, cfg.env_type, cfg.python
         module = find_simulator(cfg.env_type)
+        self.name, self._simulator, self._python = name, cfg.env_type, cfg.python or own_interpreter(module)
         self._fd = shared.fd
         self._process: subprocess.Popen[bytes] | None = None
         self._first_message = {
@@ -82,8 +88,9 @@ class SimProcess:
             "folder": source_folder(module),
             "options": asdict(options),
             "rows": list(rows),
-            "batched": batched,
+            "batched": spec.batched,
             "routed": routed,
+            "action_bound": spec.action_bound,
             "fd": shared.fd,
             "size": shared.size,
             "arrays": shared.offsets,

@@ -19,7 +19,14 @@ from rlinf.typed import Origin, convert
 
 ARM_POSE = 7  # columns of a policy of one arm: position, rotation, gripper
 REQUIRED = ("Options", "spec", "Scene")  # what a simulator's module must offer
-JOINED = ("suite", "tasks", "reset_ids", "task_groups", "min_episode_steps")  # in which listed suites may differ
+JOINED = (
+    "suite",
+    "tasks",
+    "reset_ids",
+    "task_groups",
+    "min_episode_steps",
+    "step_limits",
+)  # in which listed suites may differ
 MAX_WEIGHT = 1_000_000
 
 
@@ -111,7 +118,12 @@ def _fields(cls: type) -> set[str]:
 def env_spec(cfg: EnvConfig, where: str = "env.train") -> EnvSpec:
     """The shape of the configured suite, or of a list of them, without starting the simulator."""
     simulator = find_simulator(cfg.env_type)
-    spec = _joined({name: simulator.spec(options) for name, options in _options_by_name(cfg, where).items()}, where)
+    given = _options_by_name(cfg, where)
+    try:
+        specs = {name: simulator.spec(options) for name, options in given.items()}
+    except ValueError as error:  # of a file that an option names
+        raise UserError(f"{where}.{error}") from None
+    spec = _joined(specs, where)
     if cfg.task_weights:
         _check_weights(cfg, spec, where)
         spec = replace(spec, balanced=True)
@@ -155,6 +167,7 @@ def _joined(specs: Mapping[str, EnvSpec], where: str) -> EnvSpec:
         reset_ids=reset_ids,
         task_groups={},  # those of one name say nothing about the others
         min_episode_steps=max(spec.min_episode_steps for spec in specs.values()),
+        step_limits={task: limit for spec in specs.values() for task, limit in spec.step_limits.items()},
         balanced=True,
     )
 

@@ -139,7 +139,7 @@ class VecEnv:
             episode.extra, episode.calls = reply["info"], episode.calls + 1
             episode.told(reply["description"])
             valid[row, :steps] = True
-            truncated[row, steps - 1] = self.is_cut(episode.elapsed, terminated=bool(terminated[row, steps - 1]))
+            truncated[row, steps - 1] = self.is_cut(episode, terminated=bool(terminated[row, steps - 1]))
             if terminated[row, steps - 1] or truncated[row, steps - 1]:
                 episode.waiting = True
                 ended.append(row)
@@ -162,9 +162,13 @@ class VecEnv:
             trials=self._trials(),
         )
 
-    def is_cut(self, elapsed: int, *, terminated: bool) -> bool:
-        """Whether the time limit ends an episode after `elapsed` steps; one that ends by itself then is not cut."""
-        return elapsed >= self.cfg.max_episode_steps and not terminated
+    def step_limit(self, episode: Episode) -> int:
+        """Steps after which an episode is cut: max_episode_steps, or less where its task has a limit of its own."""
+        return min(self.cfg.max_episode_steps, self.spec.step_limits.get(episode.task, self.cfg.max_episode_steps))
+
+    def is_cut(self, episode: Episode, *, terminated: bool) -> bool:
+        """Whether the time limit ends an episode now; one that ends by itself then is not cut."""
+        return episode.elapsed >= self.step_limit(episode) and not terminated
 
     def drain_episodes(self) -> list[EpisodeRecord]:
         """Records of the episodes that ended since the last call, in the order in which they ended."""
@@ -261,7 +265,7 @@ class VecEnv:
             if actions is not None:
                 self._fleet.array(row, "actions")[:] = actions[row]
             work[row] = {
-                "steps": min(self.chunk_size, self.cfg.max_episode_steps - episode.elapsed),
+                "steps": min(self.chunk_size, self.step_limit(episode) - episode.elapsed),
                 "stop": not self.cfg.ignore_terminations,
                 "record": row < self._num_recorded,
             }
@@ -349,7 +353,7 @@ class VecEnv:
 
         critic_state = None
         if self._critic_state:  # f32 [B, K + 1]: the simulator's columns, then the share of the episode passed
-            elapsed = [[self._episodes[row].elapsed / self.cfg.max_episode_steps] for row in rows]
+            elapsed = [[e.elapsed / self.step_limit(e)] for e in (self._episodes[row] for row in rows)]
             critic_state = torch.cat([read("critic_state"), torch.tensor(elapsed)], dim=1)
         return Observation(
             images=read("images"),

@@ -55,11 +55,24 @@ class Worker:
     """Executes the parent's commands on scenes that are stepped one by one; a scene is known by its row."""
 
     def __init__(
-        self, module: Any, options: Any, rows: contract.Rows, arrays: Arrays, parent: Connection, *, routed: bool
+        self,
+        module: Any,
+        options: Any,
+        rows: contract.Rows,
+        arrays: Arrays,
+        parent: Connection,
+        *,
+        routed: bool,
+        action_bound: float,
     ) -> None:
         self.module, self.options, self.arrays, self.parent, self.routed = module, options, arrays, parent, routed
+        self.action_bound = action_bound
+        self.heard = time.monotonic()  # when the parent last had a sign of life
+        contract.on_sign_of_life(self.show_life)
         self.scenes: dict[int, contract.Simulator] = {row: module.Scene(options) for row in rows}
-        self.experts: dict[int, tuple[contract.Expert, np.random.Generator]] = {}  # by scene, with its noise
+        self.experts: dict[
+            int, tuple[contract.Expert | contract.DrivingExpert, np.random.Generator]
+        ] = {}  # by scene, with its noise
         self.drawn: dict[int, Callable[[], np.ndarray]] = {}  # images of this command that are still to be fetched
 
     def run(self, message: dict[str, Any]) -> Reply:
@@ -70,7 +83,7 @@ class Worker:
         command = getattr(self, message["command"])
         replies: dict[str, Reply] = {}
         failed: dict[str, str] = {}
-        heard = time.monotonic()
+        self.heard = time.monotonic()
         for scene, arguments in message["scenes"]:
             if scene not in self.scenes:  # a row that another process played so far
                 self.scenes[scene] = self.module.Scene(self.options)
@@ -83,9 +96,7 @@ class Worker:
                 self.drawn.pop(scene, None)
                 self.scenes[scene].close()
                 self.scenes[scene] = self.module.Scene(self.options)
-            if time.monotonic() - heard > SIGN_OF_LIFE_S:
-                send(self.parent, {"progress": scene})
-                heard = time.monotonic()
+            self.show_life()
         began = time.monotonic()
         for scene, fetch in self.drawn.items():  # a GPU hands them over together
             self.arrays["images"][scene] = fetch()
@@ -94,9 +105,15 @@ class Worker:
             reply["seconds"] += (time.monotonic() - began) / len(replies)
         return self._answer(replies, failed)
 
+    def show_life(self) -> None:
+        """Tell the parent that work goes on, now and then."""
+        if time.monotonic() - self.heard > SIGN_OF_LIFE_S:
+            send(self.parent, {"progress": 0})
+            self.heard = time.monotonic()
+
     def _answer(self, replies: dict[str, Reply], failed: dict[str, str]) -> Reply:
         """The answer to a command: by scene, and the tasks in memory where the parent goes by them."""
-        answer: Reply = {"replies": replies, "failed": failed}
+        answer: Reply = {"replies": replies, "failed": failed, "notes": contract.take_notes()}
         if self.routed:
             answer["loaded"], answer["built"] = self.module.loaded_tasks()
         return answer
@@ -131,13 +148,16 @@ class Worker:
         and what was executed, which is that plus Gaussian noise.
         """
         sim, arrays, whole = self.scenes[scene], self.arrays, contract.ChunkResult.zeros(steps)
+        bound = np.float32(self.action_bound)
         if scene not in self.experts:
             self.experts[scene] = self.module.Expert(self.options), np.random.default_rng(noise_seed)
         expert, rng = self.experts[scene]
+        if isinstance(expert, contract.DrivingExpert):
+            return self._driven_chunk(scene, expert, steps, stop, record)
         drawn: dict[int, Callable[[], np.ndarray]] = {}  # images by step, fetched together
         for i in range(steps):
             seen = sim.observe() if "demo_images" in arrays else None
-            action = np.clip(expert.act(sim), -1, 1).astype(np.float32)
+            action = np.clip(expert.act(sim), -bound, bound).astype(np.float32)
             if seen is not None:
                 images: Any = seen["images"]
                 if callable(images):
@@ -145,7 +165,7 @@ class Worker:
                 share_observation(arrays, (scene, i), {**seen, "images": images}, "demo_")
                 noise = rng.standard_normal(action.shape).astype(np.float32)
                 arrays["demo_labels"][scene, i] = action
-                action = np.clip(action + np.float32(noise_std) * noise, -1, 1)
+                action = np.clip(action + np.float32(noise_std) * noise, -bound, bound)
                 arrays["demo_actions"][scene, i] = action
             one = sim.step_chunk(action[None], stop_on_success=stop, record=record)
             whole.rewards[i], whole.success[i], whole.done[i] = one.rewards[0], one.success[0], one.done[0]
@@ -171,6 +191,26 @@ class Worker:
                     targets[i, camera, : len(png)] = np.frombuffer(png, np.uint8)
                     sizes[i, camera] = len(png)
         return {}
+
+    def _driven_chunk(self, scene: int, expert: contract.DrivingExpert, steps: int, stop: bool, record: bool) -> Reply:
+        """As `expert_chunk`, for an expert that moves the robot itself."""
+        sim, arrays = self.scenes[scene], self.arrays
+        if "demo_images" not in arrays:
+            result = expert.play(sim, steps, stop_on_success=stop, record=record)
+            return share_result(arrays, scene, result) | self._observe(scene)
+        rows, actions, result = expert.show(sim, steps)
+        for i, seen in enumerate(rows):
+            share_observation(arrays, (scene, i), {**seen, "images": fetched(seen)}, "demo_")
+        for name in ("demo_labels", "demo_actions"):
+            arrays[name][scene, : len(actions)] = actions
+        return share_result(arrays, scene, result)
+
+    def solves(self, scene: int, reset_id: int) -> Reply:
+        """Whether the expert solves an episode; it plays in a scene of its own."""
+        if scene not in self.experts:
+            self.experts[scene] = self.module.Expert(self.options), np.random.default_rng(0)
+        expert: Any = self.experts[scene][0]
+        return {"solved": bool(expert.solves(reset_id))}
 
     def get_state(self, scene: int) -> Reply:
         """The scene's running episode."""
@@ -254,7 +294,8 @@ def make_worker(message: dict[str, Any], parent: Connection) -> Worker | BatchWo
     arrays = map_arrays(message["fd"], message["size"], message["arrays"])
     if message["batched"]:
         return BatchWorker(module.Batch(options, len(rows)), arrays)
-    return Worker(module, options, rows, arrays, parent, routed=message["routed"])
+    routed, bound = message["routed"], message["action_bound"]
+    return Worker(module, options, rows, arrays, parent, routed=routed, action_bound=bound)
 
 
 def share_result(arrays: Arrays, scene: int, result: contract.ChunkResult) -> Reply:

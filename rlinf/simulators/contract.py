@@ -8,10 +8,17 @@ A simulator `foo` is a folder, found by `env_type: foo` under rlinf/simulators, 
 - `spec(options) -> EnvSpec`, which must not import the simulator (config checks call it);
 - `Scene(options)`, a `Simulator`;
 - `Batch(options, num_scenes)`, a `BatchSimulator`, where `spec(options).batched` may be True;
-- `Expert(options)`, an `Expert`, where scripted demonstrations exist;
+- `Expert(options)`, an `Expert` or a `DrivingExpert`, where scripted demonstrations exist; with a method
+  `solves(reset_id) -> bool` where `rlinf seeds` can look for episodes that it solves;
 - `loaded_tasks()`, where `spec(options).loaded_task_bytes` is set: called in the simulator's process, it returns the
   numbers of the tasks in memory and how many were built since the process began; `Options` then has max_loaded_tasks;
+- `smallest_task()`, where the defaults need files that may be absent: the task_config of which `rlinf doctor` draws a
+  frame;
 - `check_setup(options)`, where files can be missing: raises SetupError before anything heavy starts;
+- `seed_candidates(split)` and `seed_document(options, found)`, where `rlinf seeds` looks for episodes that the expert
+  solves: the reset ids to try, and what the file says of those found;
+- `own_interpreter()`, where the simulator has an environment of its own: the interpreter to take without env.*.python,
+  or None for the running one;
 - `protocol(options)`, where more than the options decides what an evaluation measures: a dict of plain values that is
   laid over them (versions of packages, a digest of assets, the renderer that `auto` stands for), with None for an
   option that changes no number. Without it every option but paths counts.
@@ -82,6 +89,35 @@ TASK_STRIDE = 1_000_000  # reset id = task number * TASK_STRIDE + layout seed
 def task_number(reset_id: int) -> int:
     """The number of the task that a reset id of an IdGrid belongs to."""
     return reset_id // TASK_STRIDE
+
+
+_notes: list[str] = []
+
+
+def note(text: str) -> None:
+    """Say something of a running episode in the log of the run; called in the simulator's process."""
+    _notes.append(text)
+
+
+def take_notes() -> list[str]:
+    """What was said since the last call."""
+    said = _notes[:]
+    _notes.clear()
+    return said
+
+
+_listeners: list[Callable[[], None]] = []
+
+
+def sign_of_life() -> None:
+    """Tell the parent that a command which takes long goes on; called in the simulator's process."""
+    for listener in _listeners:
+        listener()
+
+
+def on_sign_of_life(listener: Callable[[], None]) -> None:
+    """Call this function at every sign of life."""
+    _listeners.append(listener)
 
 
 class ComputedIds(Sequence[int], ABC):
@@ -198,6 +234,9 @@ class EnvSpec:
     critic_state_dim: int = 0  # K: columns of the simulator's privileged state, for a critic; 0: it tells none
     pays_events: bool = False  # rewards are paid as they come (a subtask solved), never as differences of a level
     min_episode_steps: int = 0  # max_episode_steps below this would cut what the suite's protocol allows
+    step_limits: Mapping[str, int] = field(default_factory=dict)  # by task: actions at most, below max_episode_steps
+    action_bound: float = 1.0  # actions lie within plus and minus this; an expert's are clipped to it
+    expert_drives: bool = False  # the expert moves the robot by its own plan: no noise can be added to its actions
     loaded_task_bytes: int = 0  # memory of a task, where a process keeps some: episodes then go where theirs is loaded
     robot: str = ""  # which robot acts, as datasets name it
     batched: bool = False  # one process holds all scenes of a worker and steps them together, as on a GPU
@@ -301,6 +340,19 @@ class Expert(Protocol):
 
     def act(self, sim: Any) -> Array:
         """One action f32 [A] for the scene's current state."""
+
+
+class DrivingExpert(ABC):
+    """An expert that plans a whole episode and moves the robot itself; the parts of it are asked for one by one."""
+
+    @abstractmethod
+    def play(self, sim: Any, steps: int, *, stop_on_success: bool, record: bool) -> ChunkResult:
+        """Execute the next `steps` actions of the plan in the scene, as a chunk."""
+
+    @abstractmethod
+    def show(self, sim: Any, steps: int) -> tuple[list[SceneObservation], Array, ChunkResult]:
+        """The next `steps` rows of a demonstration, or the rest of it: what was seen, actions f32 [T, A], and how it
+        went; the last row says success or done."""
 
 
 class ReplayScene(ABC):

@@ -8,6 +8,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]  # of a checkout; install.sh wo
 FOLDERS = {
     "calvin": ("data/calvin",),
     "maniskill": ("data/maniskill", "rlinf/envs/maniskill/assets"),  # install.sh's, and where the guide downloads to
+    "robotwin": ("data/robotwin",),  # a checkout, in which assets/ may lie
+    "robotwin_assets": ("data/robotwin_assets",),
+    "robotwin_venv": ("data/robotwin_venv",),  # the environment that its planner needs
 }
 
 

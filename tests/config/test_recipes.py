@@ -385,4 +385,4 @@ def test_wrapper_defaults(tmp_path: Path) -> None:
         "runner.logger.table_interval=1",
         "a.b=1",
     ]
-    assert "platform: LIBERO" in done.stdout
+    assert done.stdout.endswith("platform: \n")  # none is made up: the simulator knows its robot

@@ -14,7 +14,11 @@ from rlinf.envs.spec import available_simulators, env_spec, find_simulator
 from rlinf.envs.vec import VecEnv
 from rlinf.errors import UserError
 
-CHEAP = {"image_size": 48, "render": "fast"}  # used where the simulator has such options
+CHEAP = {  # used where the simulator has such options
+    "image_size": 48,
+    "render": "fast",
+    "task_config": {"task_name": "stack_blocks_two", "embodiment": ["piper", "piper", 0.6]},
+}
 NUM_ENVS, GROUP, CHUNK = 4, 2, 3
 
 

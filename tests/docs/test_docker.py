@@ -12,12 +12,13 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker/Dockerfile").read_text()
 LINES = [" ".join(line.split()) for line in re.sub(r"^#.*\n", "", TEXT, flags=re.M).replace("\\\n", " ").splitlines()]
 MODELS = "openvla openvla-oft openpi"
+STAGES = ("metaworld", "calvin", "maniskill_libero", "robotwin")
 
 
 def test_a_stage_per_benchmark_on_one_pinned_base() -> None:
     stages = {name: base for base, name in re.findall(r"^FROM (\S+) AS (\S+)$", TEXT, re.M)}
     assert re.fullmatch(r"python:3\.11-.*", stages.pop("base"))  # the newest that every simulator has packages for
-    assert stages == dict.fromkeys(("metaworld", "calvin", "maniskill_libero"), "base")
+    assert stages == dict.fromkeys(STAGES, "base")
 
 
 def test_what_is_copied_exists() -> None:
@@ -29,7 +30,7 @@ def test_what_is_copied_exists() -> None:
     assert not set(ignored) & set(sources)
 
 
-@pytest.mark.parametrize("stage", ["metaworld", "calvin", "maniskill_libero"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_installs_its_benchmark_for_every_model(stage: str) -> None:
     (line,) = [line for line in LINES if f"--env {stage} " in line]
     (models,) = re.findall(r"for model in ([^;]+);", line)
@@ -41,7 +42,7 @@ def test_a_stage_installs_its_benchmark_for_every_model(stage: str) -> None:
     }
 
 
-@pytest.mark.parametrize("stage", ["metaworld", "calvin", "maniskill_libero"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_the_guides_image_names_are_documented(stage: str) -> None:
     page = (ROOT / "docs/installation.md").read_text()
     assert f"--target {stage} -t rlinf/rlinf:agentic-rlinf0.2-{stage} ." in page

@@ -82,7 +82,8 @@ def machine(name: str, settings: list[str]) -> list[int] | None:
     """Accelerators per node for a recipe; None where the command itself says so."""
     if any("virtual_devices" in setting for setting in settings):
         return None
-    return [8] if name in ON_EIGHT_GPUS else [0]
+    published = name in ON_EIGHT_GPUS or (name.startswith("robotwin_") and not name.endswith("_compact"))
+    return [8] if published else [0]
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +155,7 @@ def test_other_commands_name_what_exists(line: Line) -> None:
     elif first in ("python", ".venv/bin/python") and not rest[0].startswith("-"):
         assert (ROOT / rest[0]).is_file()
     else:
-        known = ("source", "pip", "python", ".venv/bin/python", ".venv/bin/pre-commit", "git", "cd", "docker")
+        known = ("source", "export", "pip", "python", ".venv/bin/python", ".venv/bin/pre-commit", "git", "cd", "docker")
         assert first in known
 
 

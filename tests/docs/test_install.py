@@ -41,11 +41,7 @@ def install(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         ("embodied --model", "--model needs a value"),
         ("embodied --fast", "unknown option '--fast'; see: bash requirements/install.sh -h"),
-        (
-            "embodied --model openpi --env robotwin",
-            "--env robotwin: the RoboTwin simulator is not part of this version; "
-            "--env metaworld, calvin or maniskill installs the same models",
-        ),
+        ("embodied --model openpi --env robotwin --robotwin-path", "--robotwin-path needs a value"),
         ("agentic --model openpi --env metaworld", "unknown target 'agentic'; available: embodied"),
     ],
 )
@@ -62,6 +58,7 @@ def test_help(arguments: tuple[str, ...]) -> None:
         assert name in done.stdout
 
 
+FILES = ("CALVIN_PATH", "MANISKILL_ASSET_DIR", "ROBOTWIN_PATH", "ROBOTWIN_PYTHON", "ASSETS_PATH")
 FAKE_PYTHON = """\
 #!{real}
 import os, shutil, sys
@@ -90,7 +87,7 @@ class Machine:
     def install(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = ["bash", str(self.folder / "requirements/install.sh"), "embodied", "--no-root", *arguments]
         own = {"PYTHON": str(self.folder / "python"), "CALLS": str(self.folder / "calls"), **variables}
-        env = {k: v for k, v in os.environ.items() if k not in ("CALVIN_PATH", "MANISKILL_ASSET_DIR")} | own
+        env = {k: v for k, v in os.environ.items() if k not in FILES} | own
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", env=env)
 
     @property
@@ -195,6 +192,7 @@ def test_a_dry_run_touches_nothing(machine: Machine, env: str) -> None:
         (13, "calvin", "Python 3.13.0: Bullet's wheels end at Python 3.11, so CALVIN cannot be simulated here"),
         (12, "maniskill", ""),
         (13, "maniskill", "Python 3.13.0: ManiSkill's own package ends at Python 3.12"),
+        (12, "robotwin", ""),
         (13, "metaworld", ""),
     ],
 )
@@ -203,6 +201,56 @@ def test_what_a_newer_python_lacks_is_one_line(machine: Machine, minor: int, env
     told = [line for line in done.stdout.splitlines() if line.startswith("Python 3.")]
     assert (done.returncode, len(told)) == (0, bool(says)), done.stderr
     assert "".join(told).startswith(says)
+
+
+def checkout_of_robotwin(folder: Path) -> str:
+    """Make a repository that looks like RoboTwin's; returns its commit."""
+    repository(folder, "robotwin/envs/vector_env.py")
+    git(folder, "branch", "-m", "RLinf_support")
+    (folder / "script").mkdir()
+    (folder / "script/update_embodiment_config_path.py").write_text("open('assets/embodiments/config.yml', 'w')")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "script")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def test_robotwin_gets_an_environment_of_its_own(machine: Machine) -> None:
+    """numpy 1.26 stays out of rlinf's; the second call makes nothing twice, and links lead to what was given."""
+    code, assets = machine.folder.parent / "RoboTwin", machine.folder.parent / "files"
+    commit = checkout_of_robotwin(code)
+    (assets / "assets/embodiments").mkdir(parents=True)
+    arguments = ("--model", "openvla-oft", "--env", "robotwin", "--robotwin-path", str(code))
+    for _ in range(2):
+        done = machine.install(*arguments, ASSETS_PATH=str(assets), ROBOTWIN_COMMIT=commit)
+        assert done.returncode == 0, done.stderr
+    tables = "-r requirements/models/openvla_oft.txt"
+    own = "-m pip install -q --disable-pip-version-check -r requirements/envs/robotwin.txt"
+    assert machine.calls == [f"{PIP} torch", f"{PIP} {EXTRAS} {tables}", own] * 2
+    data = machine.folder / "data"
+    assert (data / "robotwin_venv/bin/python").exists()
+    assert (data / "robotwin").resolve() == code
+    assert (data / "robotwin_assets").resolve() == assets
+    assert "commit" not in done.stdout
+    assert git(code, "status", "--short") == ""
+
+
+def test_a_robotwin_interpreter_of_ones_own_is_left_as_it_is(machine: Machine) -> None:
+    code = machine.folder.parent / "RoboTwin"
+    checkout_of_robotwin(code)
+    own = machine.folder.parent / "mine/bin/python"
+    own.parent.mkdir(parents=True)
+    shutil.copy(machine.folder / "python", own)
+    there = {"ROBOTWIN_PATH": str(code), "ROBOTWIN_PARTS": ""}
+    refused = machine.python(13).install("--model", "openpi", "--env", "robotwin", **there)
+    assert (refused.returncode, machine.calls) == (1, [])
+    assert "mplib 0.2.1 and numpy 1.26 end at Python 3.12" in refused.stderr
+    for variables in ({"ROBOTWIN_PYTHON": str(own)}, {}):  # the second call finds it by the link
+        done = machine.install("--model", "openpi", "--env", "robotwin", **there, **variables)
+        assert done.returncode == 0, done.stderr
+        assert f"{variables.get('ROBOTWIN_PYTHON', 'data/robotwin_venv/bin/python')}, which is left" in done.stdout
+    assert len(machine.calls) == 2 * 2  # rlinf's
+    assert (machine.folder / "data/robotwin_venv").resolve() == own.parents[1]
+    assert "it is at commit" in done.stdout  # another one than rlinf is made for
 
 
 def test_an_older_python_is_refused(machine: Machine) -> None:
@@ -338,3 +386,49 @@ def test_everyone_names_the_same_least_python() -> None:
     least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
     assert least == ".".join(map(str, rlinf.LEAST_PYTHON))
     assert f"rlinf needs Python {least} or newer" in (ROOT / "requirements/install.sh").read_text()
+
+
+def robotwin(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "requirements/envs/robotwin.sh"), *arguments]
+    env = {k: v for k, v in os.environ.items() if k not in FILES} | variables
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+
+def test_robotwin_is_cloned_at_its_commit_and_its_assets_are_unpacked(tmp_path: Path) -> None:
+    commit = checkout_of_robotwin(tmp_path / "remote")
+    (tmp_path / "remote/later").write_text("")
+    git(tmp_path / "remote", "add", ".")
+    git(tmp_path / "remote", "commit", "-qm", "later")
+    for part in ("embodiments", "objects"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "file").write_text(part)
+        shutil.make_archive(str(tmp_path / "zips" / part), "zip", tmp_path, part)
+    folder = tmp_path / "here"
+    variables = {"ROBOTWIN_REPO": str(tmp_path / "remote"), "ROBOTWIN_COMMIT": commit}
+    variables |= {"ROBOTWIN_ASSETS": str(tmp_path / "zips"), "ROBOTWIN_PARTS": "embodiments objects"}
+    done = robotwin(str(folder), **variables)
+    assert done.returncode == 0, done.stderr
+    assert (git(folder, "rev-parse", "HEAD"), (folder / "later").exists()) == (commit, False)
+    assert sorted(p.name for p in (folder / "assets").iterdir()) == ["embodiments", "objects"]
+    assert (folder / "assets/embodiments/config.yml").exists()  # as RoboTwin's own script lays it out
+    assert done.stdout.endswith(f"tell rlinf where it is:  export ROBOTWIN_PATH={folder}\n")
+    again = robotwin(str(folder), **variables | {"ROBOTWIN_ASSETS": "/nowhere", "ROBOTWIN_REPO": "/nowhere"})
+    assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_what_robotwin_lacks_is_said(tmp_path: Path) -> None:
+    commit = checkout_of_robotwin(tmp_path / "remote")
+    folder, there = str(tmp_path / "here"), {"ROBOTWIN_REPO": str(tmp_path / "remote"), "ROBOTWIN_COMMIT": commit}
+    done = robotwin(folder, ROBOTWIN_REPO=str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert done.stderr.endswith("set ROBOTWIN_PATH to a checkout, or ROBOTWIN_REPO to a copy\n")
+    assert not (tmp_path / "here").exists()
+    (tmp_path / "zips").mkdir()
+    without = robotwin(folder, **there, ROBOTWIN_ASSETS=str(tmp_path / "zips"))
+    assert without.returncode == 0  # the rest of an installation stands
+    assert "cannot fetch embodiments.zip" in without.stderr
+    assert "set ASSETS_PATH to a folder that holds assets/embodiments" in without.stderr
+    wrong = robotwin(folder, **there, ASSETS_PATH=str(tmp_path))
+    assert (wrong.returncode, "holds no assets/embodiments" in wrong.stderr) == (1, True)
+    other = robotwin(str(tmp_path / "zips/.."), **there)
+    assert (other.returncode, "is not a checkout of RoboTwin's branch RLinf_support" in other.stderr) == (1, True)

@@ -127,7 +127,7 @@ def test_an_old_mesa_is_passed_over_for_the_backports(tmp_path: Path) -> None:
     assert (tmp_path / "calls").read_text().splitlines() == calls  # nothing was asked twice
 
 
-WITHOUT = ", so ManiSkill cannot draw on this machine's CPU (everything else works)"
+WITHOUT = ", so ManiSkill and RoboTwin cannot draw on this machine's CPU (everything else works)"
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_simulator_reads_keys_of_the_block_that_its_options_name(
     assert env_options(block(assets_path="/block")).assets_path == "/block"
     assert not list(unread_keys(block(assets_path="/block"), "env.train"))
     assert list(unread_keys(block(seeds_path="seeds"), "env.train")) == [
-        "env.train.seeds_path='seeds' has no effect on env_type=my_toys.with_assets; no simulator of rlinf reads it"
+        "env.train.seeds_path='seeds' has no effect on env_type=my_toys.with_assets; read by robotwin"
     ]
     with pytest.raises(UserError, match=r"env\.train\.assets_path: assets_path=data must be absolute"):
         env_options(block(assets_path="data"))

@@ -1,4 +1,4 @@
-"""Every shell line of the CALVIN (English and Chinese), MetaWorld and ManiSkill guides stands in one table.
+"""Every shell line of the CALVIN (English and Chinese), MetaWorld, ManiSkill and RoboTwin guides stands in one table.
 
 The lines are read from the guides when the tests run; a line that no row of the table describes fails. A row says how
 the line is checked: `run` types it, small where it trains; `dry` goes as far as a machine without network can; `listed`
@@ -21,14 +21,23 @@ from typing import Literal
 import pytest
 
 from rlinf.config.load import load_config
+from rlinf.simulators.contract import SetupError
+from rlinf.simulators.robotwin.assets import NEEDED, check_platform
 from tests.conftest import TEST_DATA
 
 ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "examples/embodiment/config"
 SEEDS = Path(os.environ.get("RLINF_GUIDES_DIR", TEST_DATA.parent / "seeds"))
-GUIDES = {"000": "calvin", "001": "calvin, Chinese", "002": "metaworld", "004": "maniskill"}
+GUIDES = {"000": "calvin", "001": "calvin, Chinese", "002": "metaworld", "003": "robotwin", "004": "maniskill"}
 FIRST_WORDS = (
     r"git|cd|docker|source|bash|hf|pip|export|tensorboard|python3?|sh|make|ray|conda|uv|modelscope|wget|curl|sudo|apt|apt-get|"
     r"unzip|tar|mkdir|ln|cp|mv|wandb|swanlab|rlinf|huggingface-cli|docker\.1ms\.run"
+)
+LOST_BREAKS = (  # where the page of the RoboTwin guide has no line break between a command and what follows it
+    r"(?<=openvla-oft)(?=OpenPI\()",
+    r"(?<=\$PYTHONPATH)(?=GPU Memory)",
+    r"(?<=ALOHA) (?=export)",
+    r"(?<=/path/to/RoboTwin) (?=bash)",
 )
 HUB, MODEL = r"https://huggingface\.co/", r"(RLinf|gen-robot)/[\w-]+"
 NO_HUB = "fetches gigabytes from the hub"
@@ -50,10 +59,13 @@ TABLE = (
     Row("run", r"source switch_env [\w-]+", "switch_env"),
     Row("run", r"source \.venv/bin/activate", "activate"),
     Row("run", r"export HF_ENDPOINT=\S+", "export"),
+    Row("run", r"git clone https://github\.com/RoboTwin-Platform/RoboTwin\.git -b RLinf_support", "robotwin_clone"),
+    Row("run", r"export ROBOTWIN_PATH=/path/to/RoboTwin", "robotwin_clone"),
+    Row("run", r"export ROBOT_PLATFORM=ALOHA", "platform"),
     Row("run", r"bash examples/embodiment/run_embodiment\.sh [a-z]\w+", "train"),
     Row("run", r"tensorboard --logdir \./logs --port 6006", "tensorboard"),
     Row("dry", r"bash requirements/install\.sh embodied --model [\w-]+ --env \w+", "install"),
-    Row("dry", r"bash examples/embodiment/run_embodiment\.sh CHOSEN_CONFIG", "chosen_config"),
+    Row("dry", r"bash examples/embodiment/(run|eval)_embodiment\.sh CHOSEN_CONFIG", "chosen_config"),
     Row("dry", r"docker run .* rlinf/rlinf:agentic-rlinf0\.[12]-\w+", "image"),
     Row("dry", r"pip install huggingface-hub", "hub_client"),
     Row(
@@ -64,6 +76,8 @@ TABLE = (
     Row("listed", r"git lfs install", "writes the user's git configuration; only the clones below need it"),
     Row("listed", rf"git clone {HUB}{MODEL}", NO_HUB),
     Row("listed", rf"hf download {MODEL} --local-dir [\w-]+", NO_HUB),
+    Row("listed", r"bash script/_download_assets\.sh", "RoboTwin's own; fetches 16 GB from the hub"),
+    Row("listed", r"export PYTHONPATH=/opt/robotwin:\$PYTHONPATH", "ROBOTWIN_PATH is enough"),
     Row("listed", r"hf download --repo-type dataset RLinf/maniskill_assets --local-dir \./assets", NO_HUB),
 )
 
@@ -84,8 +98,10 @@ class Line:
 
 
 def shell_lines(text: str) -> list[str]:
-    """The commands of a guide, also those behind a `# `. Two guides are pages without markup: first words tell."""
+    """The commands of a guide, also those behind a `# `. Some guides are pages without markup: first words tell."""
     joined = re.sub(r"\\\n\s*", " ", text)
+    for lost in LOST_BREAKS:
+        joined = re.sub(lost, "\n", joined)
     found = re.findall(rf"^\s*(?:# )?((?:{FIRST_WORDS})[ /].*)$", joined, re.M)
     return [" ".join(line.split()) for line in found]
 
@@ -117,9 +133,10 @@ def test_every_line_has_one_row() -> None:
         "calvin": 22,
         "calvin, Chinese": 17,
         "metaworld": 22,
+        "robotwin": 33,
         "maniskill": 20,
     }
-    assert kinds == {"run": 36, "dry": 18, "listed": 27}
+    assert kinds == {"run": 58, "dry": 23, "listed": 33}
 
 
 @needs_guides
@@ -185,8 +202,53 @@ def test_the_endpoint_of_the_hub_reaches_what_fetches_from_it(line: str) -> None
     assert f"{endpoint} for Hugging Face" in bash(f"{line}\n{install}")
 
 
+@pytest.mark.parametrize("line", [line for line in having("robotwin_clone") if line.startswith("git")])
+def test_the_clone_of_robotwin_is_found_by_its_variable(line: str, tmp_path: Path) -> None:
+    """As typed, the variable names a folder that is not there, which is said; with the clone's, it is found."""
+    (export,) = (line for line in having("robotwin_clone") if line.startswith("export"))
+    remote = tmp_path / "remote"
+    for name in NEEDED:
+        (remote / name / "file" if not Path(name).suffix else remote / name).parent.mkdir(parents=True, exist_ok=True)
+        (remote / name / "file" if not Path(name).suffix else remote / name).write_text("")
+    author = "-c user.name=a -c user.email=a@b.c"
+    bash(f"git init -q -b RLinf_support\ngit add .\ngit {author} commit -qm files", remote)
+    address = line.split()[2]
+    local = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{remote}.insteadOf", "GIT_CONFIG_VALUE_0": address}
+    find = f"{sys.executable} -c 'from rlinf.simulators.robotwin.assets import find_checkout as f; print(f(None))'"
+    there = export.replace("/path/to/RoboTwin", str(tmp_path / "RoboTwin"))
+    assert bash(f"{line} -q\n{there}\n{find}", tmp_path, **local) == f"{tmp_path}/RoboTwin\n"
+    as_typed = bash(f"{export}\n{find} 2>&1 || true")
+    assert as_typed.splitlines()[-1].endswith(
+        "ROBOTWIN_PATH=/path/to/RoboTwin is not a folder; it should be a checkout of RoboTwin: " + line
+    )
+
+
+@pytest.mark.parametrize("line", having("platform"))
+def test_the_platform_is_read(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROBOT_PLATFORM", line.partition("=")[2])
+    check_platform()
+    monkeypatch.setenv("ROBOT_PLATFORM", "LIBERO")
+    with pytest.raises(SetupError, match="ROBOT_PLATFORM=LIBERO must be ALOHA"):
+        check_platform()
+
+
 SMALL = ["actor.model.size=compact", "actor.model.precision=fp32", "runner.max_steps=1", "runner.val_check_interval=-1"]
 HERE = ['cluster.component_placement={"actor,env,rollout":all}', "rollout.pipeline_stage_num=1"]
+ROBOTWIN = [
+    "env.train.group_size=2",
+    "algorithm.group_size=2",
+    "env.train.task_config.task_name=stack_blocks_two",
+    "env.train.task_config.embodiment=[piper, piper, 0.6]",
+    "env.train.init_params.setting=demo_clean",
+    "env.train.max_episode_steps=50",
+    "env.train.max_steps_per_rollout_epoch=50",
+    "env.train.init_params.render=fast",
+    "env.train.rollout_epoch=1",
+    "env.train.video_cfg.save_video=false",
+    "actor.micro_batch_size=2",
+    "actor.global_batch_size=2",
+    "algorithm.filter_rewards=false",
+]
 SMALL_RUNS = {
     "calvin_d_d_ppo_openpi_pi05": [
         "env.train.max_episode_steps=10",
@@ -205,6 +267,8 @@ SMALL_RUNS = {
         "actor.micro_batch_size=2",
         "actor.global_batch_size=4",
     ],
+    "robotwin_place_empty_cup_grpo_openvlaoft": ROBOTWIN,
+    "robotwin_adjust_bottle_ppo_OpenPI_pi05": ROBOTWIN,
     "maniskill_ppo_openvla": [
         "env.train.max_episode_steps=4",
         "env.train.max_steps_per_rollout_epoch=4",
@@ -271,9 +335,11 @@ def test_the_install_lines_are_understood(line: str, mirror: str) -> None:
 def test_every_recipe_of_the_guides_can_be_chosen() -> None:
     """`CHOSEN_CONFIG` stands for one of the files that the guide names."""
     named = {name for number in GUIDES for name in re.findall(r"config/(\w+)\.yaml", read(number))}
-    assert len(named) == 11
+    assert len(named) == 16
     for name in sorted(named):
-        load_config(name, purpose="plan", devices=[8 if name.startswith("maniskill") else 1])
+        devices = [1 if name.startswith(("calvin", "metaworld")) else 8]
+        load_config(name, purpose="plan", devices=devices)
+        load_config(f"{CONFIGS}/{name}.yaml", purpose="plan", devices=devices)  # the path that the guides give
 
 
 @pytest.mark.parametrize("line", having("image"))

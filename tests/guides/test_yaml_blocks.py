@@ -1,4 +1,7 @@
-"""Every YAML block of the guides, pasted at the end of every recipe it is written for, gives a plan."""
+"""Every YAML block of the guides, pasted at the end of every recipe it is written for, gives a plan.
+
+Those of the RoboTwin guide, whose page lost more of its layout, are in test_robotwin_guide.py.
+"""
 
 from __future__ import annotations
 

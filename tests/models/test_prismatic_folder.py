@@ -82,9 +82,14 @@ def test_bad_pixel_statistics_are_refused(saved):
         build(saved)
 
 
-def test_statistics_must_have_the_key_and_the_columns(saved):
-    with pytest.raises(UserError, match=r"unnorm_key='bridge' is not in .* \(did you mean 'bridge_orig'"):
-        build(saved, unnorm_key="bridge")
+def test_the_only_statistics_are_taken_and_it_is_said(saved, caplog):
+    build(saved, unnorm_key="place_empty_cup")
+    assert [r.message for r in caplog.records if "unnorm_key" in r.message] == [
+        f"actor.model.unnorm_key=place_empty_cup: taking bridge_orig, which {saved} has"
+    ]
+
+
+def test_statistics_must_have_the_columns(saved):
     with pytest.raises(UserError, match=r"has 3 columns, actor\.model\.action_dim is 7"):
         build(saved, action_dim=7)
     with pytest.raises(UserError, match="is not a folder"):

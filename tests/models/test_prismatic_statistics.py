@@ -72,7 +72,10 @@ def test_keys(tmp_path):
     with pytest.raises(UserError, match=r"unnorm_key is null, but .* has several; set one of: libero_goal_no_noops, "):
         table.resolve(None)
     only = write(tmp_path, {"a": {"action": ENTRY}})
-    assert only.resolve(None) == "a"
+    assert only.resolve(None) == only.resolve("b") == "a"
+    for stored, wanted in (("place_empty_cup_1k", "place_empty_cup"), ("place_empty_cup", "place_empty_cup_1k")):
+        robotwin = write(tmp_path, {"bridge_orig": {"action": ENTRY}, stored: {"action": ENTRY}})
+        assert robotwin.resolve(wanted) == stored
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds no action statistics: expected norm_stats in config.json, or dataset_"):
         StatisticsTable.read(tmp_path).resolve("a")

@@ -178,20 +178,25 @@ class StatisticsTable:
         return cls({key: entry | {"num_transitions": len(actions)}}, f"statistics of {key}")
 
     def resolve(self, unnorm_key: str | None) -> str:
-        """The key as stored (`<key>_no_noops` counts); null takes the only one. A wrong key lists the valid ones."""
+        """The key as stored; null takes the only one. A wrong key lists the valid ones.
+
+        `<key>_no_noops` counts, `<key>_1k` beside `<key>` as RoboTwin's guide and checkpoints write it, and so does the
+        key of a checkpoint that has no other.
+        """
         if not self.entries:
             raise UserError(
                 f"{self.origin} holds no action statistics: expected norm_stats in config.json, or {STATISTICS}"
             )
         valid = ", ".join(self.entries)
-        if unnorm_key is None:
-            if len(self.entries) > 1:
-                raise UserError(f"actor.model.unnorm_key is null, but {self.origin} has several; set one of: {valid}")
-            return next(iter(self.entries))
-        for key in (unnorm_key, f"{unnorm_key}_no_noops"):
+        if unnorm_key is None and len(self.entries) > 1:
+            raise UserError(f"actor.model.unnorm_key is null, but {self.origin} has several; set one of: {valid}")
+        name = unnorm_key or ""
+        for key in (name, f"{name}_no_noops", f"{name}_1k", name.removesuffix("_1k")):
             if key in self.entries:
                 return key
-        near = did_you_mean(unnorm_key, self.entries)
+        if len(self.entries) == 1:
+            return valid
+        near = did_you_mean(name, self.entries)
         raise UserError(f"actor.model.unnorm_key={unnorm_key!r} is not in {self.origin}{near}; it has: {valid}")
 
     def load(self, unnorm_key: str | None, part: Part, *, kind: Kind, columns: int) -> ColumnRanges:

@@ -138,7 +138,10 @@ class Processor(nn.Module):
 
     def _prepared(self, table: StatisticsTable) -> Callable[[], None]:
         """Look the ranges of this configuration up; the function returned takes them over."""
-        key, kind, columns = self.cfg.unnorm_key, self.cfg.statistics_kind, self.cfg.state_columns
+        wanted, kind, columns = self.cfg.unnorm_key, self.cfg.statistics_kind, self.cfg.state_columns
+        key = table.resolve(wanted)
+        if wanted not in (None, key):
+            logger.warning("actor.model.unnorm_key=%s: taking %s, which %s has", wanted, key, table.origin)
         action = table.load(key, "action", kind=kind, columns=self.cfg.action_dim)
         state = table.load(key, "proprio", kind=kind, columns=columns) if columns else ColumnRanges.identity(0)
 
