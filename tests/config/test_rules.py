@@ -34,7 +34,7 @@ SIMULATORS = {  # env_type -> a recipe whose training it simulates
     "metaworld": "quickstart",
     "calvin": "calvin_d_d_ppo_compact",
     "maniskill": "maniskill_ppo_compact",
-    "robotwin": "robotwin_place_empty_cup_grpo_openvlaoft",
+    "robotwin": "robotwin_stack_blocks_two_ppo_compact",
 }
 NONSENSE = (".nan", ".inf", "-.inf", "-1", "1e30", "-1e30", f"{10**400}")
 WRONG_TYPES = ("'zzz'", "true", "[zzz]", "{zzz: 1}")
