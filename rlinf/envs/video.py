@@ -179,12 +179,13 @@ def draw_lines(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
     if not lines:
         return image
     pillow, scale = _packages(), max(1, image.shape[1] // MIN_TILE)
-    image[: (LINE * len(lines) + 1) * scale] //= 3
-    drawn = pillow.Image.fromarray(image)
+    band = image[: (LINE * len(lines) + 1) * scale]
+    drawn = pillow.Image.fromarray(band // 3)
     pen, font = pillow.ImageDraw.Draw(drawn), pillow.ImageFont.load_default(LETTERS * scale)
     for n, line in enumerate(lines):
         pen.text((scale, LINE * n * scale), line, font=font, fill=(255, 255, 255))
-    return np.array(drawn)
+    band[:] = np.asarray(drawn)
+    return image
 
 
 def _packages() -> SimpleNamespace:
