@@ -142,16 +142,16 @@ class PolicyServer:
         assert self._loop is not None
 
         def handle(number: signal.Signals) -> None:
-            for one in (signal.SIGINT, signal.SIGTERM):
+            for one, handler in before.items():
                 if self._loop is not None:
                     self._loop.remove_signal_handler(one)
-            signal.signal(signal.SIGINT, before)
+                signal.signal(one, handler)
             self.stop()
 
-        before = signal.getsignal(signal.SIGINT)
-        for one in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(one) is not signal.SIG_IGN:  # nohup, or a shell's background job
-                self._loop.add_signal_handler(one, handle, one)
+        both = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+        before = {one: handler for one, handler in both.items() if handler is not signal.SIG_IGN}  # nohup ignores them
+        for one in before:
+            self._loop.add_signal_handler(one, handle, one)
 
     async def _end(self, server: Server) -> None:
         """Take no further clients, answer open requests, tell the clients that the server goes."""

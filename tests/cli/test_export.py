@@ -43,7 +43,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def episodes(folder: Path, *overrides: str) -> list:
     own = [f"runner.logger.log_path={folder}", *SMALL, *overrides]
     jobs.evaluate(load_config("toy_ppo_compact", own, purpose="eval"))
-    (file,) = (folder / "eval").glob("*.json")
+    (file,) = (folder / "eval").glob("*/result.json")
     return json.loads(file.read_text())["episodes"]
 
 
