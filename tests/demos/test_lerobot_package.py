@@ -51,7 +51,8 @@ def test_its_datasets_become_policies(version: str, kind: str, tmp_path: Path):
         assert np.abs(images.float().mean((1, 2, 3)).numpy() - theirs).max() < 2.0  # decoders round colours differently
     few = "sft.steps=5 sft.batch_size=8 'runner.logger.logger_backends=[]'"
     answer = types(f"rlinf sft own_data_sft sft.dataset=own sft.output=policy {few}", tmp_path)
-    assert (answer.status, answer.lines[-1]) == (0, "policy: policy"), answer.text
+    assert answer.status == 0, answer.text
+    assert "policy      policy" in answer.lines
     spec = rlinf.load_policy(tmp_path / "policy").spec
     assert (spec.action_dim, spec.state_dim, spec.num_images) == (6, 6, 2)
 
