@@ -220,6 +220,18 @@ def test_videos_say_what_they_show(tmp_path: Path) -> None:
     assert "2 other recordings" in text  # seed 0.mp4 of step 10, and 9.mp4
 
 
+def test_replays_are_no_recordings_of_the_run(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    for folder in ("eval/step_10/replay", "eval/step_2_2/replay/eval", "data/videos/observation.image", "replay"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "0.mp4").write_bytes(b"film")
+    (run,) = read_runs([tmp_path])
+    assert [video.path.relative_to(tmp_path).as_posix() for video in run.videos] == [
+        "replay/0.mp4",
+        "video/eval/seed 0.mp4",
+    ]
+
+
 def test_an_empty_or_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds nothing to report"):
         write_report(tmp_path)

@@ -24,6 +24,7 @@ from rlinf.storage.atomic_folder import try_lock
 from rlinf.storage.run_folder import LOCK, RECORD
 
 logger = logging.getLogger(__name__)
+_NO_RECORDING = re.compile(r"(^|/)(observation\.|eval/step_[^/]*/replay/)")  # of the run, though it is a film
 TRAINING = ("train/", "env/", "rollout/")  # a logged line with one of these belongs to a training step
 
 
@@ -175,10 +176,10 @@ def _evaluation_files(folder: Path) -> list[Path]:
 
 
 def _video_files(folder: Path) -> list[Path]:
-    """Complete recordings below the folder, 2.mp4 before 10.mp4; films of a dataset's cameras are none."""
+    """Complete recordings below the folder, 2.mp4 before 10.mp4; films of a dataset's cameras and replays are none."""
     found = (path for path in folder.rglob("*.mp4") if not path.name.endswith(".part.mp4"))
     return sorted(
-        (path for path in found if not any(part.startswith("observation.") for part in path.parts)),
+        (path for path in found if not _NO_RECORDING.search(path.relative_to(folder).as_posix())),
         key=lambda path: [int(text) if text.isdigit() else text for text in re.split(r"(\d+)", str(path))],
     )
 
