@@ -95,10 +95,13 @@ def check_output(
         raise UserError(f"{key}={output} is not empty; choose another folder, or replace it with --overwrite")
 
 
-def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file or folder until it is closed, without waiting; None on file systems without locks."""
+def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
+    """Lock an open file or folder until it is closed, without waiting; None on file systems without locks.
+
+    Several processes may have a lock that is `shared`, and none has another one then.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

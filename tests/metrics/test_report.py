@@ -355,6 +355,21 @@ def test_evaluations_alone_do_not_become_training_steps(tmp_path: Path) -> None:
     assert (run.steps, run.points("time/eval")) == (1, [])
 
 
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"kind": "eval", "finished_steps": 0}, "evaluation"),
+        ({"kind": "train", "finished_steps": 0}, "stopped · no training steps · 0.0 min of training"),
+        ({"kind": "train", "finished_steps": 4}, "finished · no training steps · 0.0 min of training"),
+    ],
+)
+def test_the_state_of_a_run(record: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"id": "0a", **record}))
+    (tmp_path / "eval/step_0").mkdir(parents=True)
+    (tmp_path / "eval/step_0/result.json").write_text(json.dumps({"step": 0, "episodes": episodes(3)}))
+    assert f'<p class="sub">{said}</p>' in write_report(tmp_path).read_text(encoding="utf-8")
+
+
 def test_an_expert_is_no_point_of_the_curve(tmp_path: Path) -> None:
     make_run(tmp_path)
     (tmp_path / "eval/step_0").mkdir()
