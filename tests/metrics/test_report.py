@@ -281,6 +281,23 @@ def test_no_file_of_others_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
     assert (b / "report.html").read_text() == "my own notes"
 
 
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        ("mine.html/r.html", "Not a directory"),
+        ("/proc/x/r.html", "No such file or directory"),
+        (f"{'x' * 300}.html", "File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(out: str, reason: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path / out))} cannot be written: {reason}$"):
+        write_report(tmp_path / "run", out=tmp_path / out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "run"]
+    assert (tmp_path / "mine.html").read_text() == "mine"
+
+
 def test_ten_thousand_steps_make_a_page_below_5_mb(tmp_path: Path) -> None:
     """Curves of a long run are thinned to means, with the smallest and largest value; counts stay exact."""
     names = [f"task-{i:02}" for i in range(50)]
