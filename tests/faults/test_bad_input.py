@@ -179,6 +179,7 @@ def test_rlinf_alone_shows_its_help(monkeypatch, capfd):
     assert outcome.status == 2
     assert outcome.err == ""
     assert all(name in outcome.out for name in ("train", "eval", "sft", "collect", "plan", "doctor", "Exit status:"))
+    assert "(train and sft save the running step first" in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize(
