@@ -68,11 +68,8 @@ def full_disk(error: BaseException | None) -> str | None:
 
 
 @contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Raise DiskFullError, which says that `what` cannot be written, where the block fails for want of space.
-
-    Example: with writing(f"report {path}"): path.write_text(page)
-    """
+def space_for(what: str) -> Iterator[None]:
+    """Raise DiskFullError, which says that `what` cannot be written, where the block fails for want of space."""
     try:
         yield
     except DiskFullError:
@@ -81,6 +78,21 @@ def writing(what: str) -> Iterator[None]:
         if (reason := full_disk(error)) is None:
             raise
         raise DiskFullError(f"{what} cannot be written: {reason}") from error
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Raise UserError, which says why `what` cannot be written, or DiskFullError where there is no space for it.
+
+    For blocks that do nothing but write; around others, whose errors may be of other files, `space_for`.
+
+    Example: with writing(f"report {path}"): path.write_text(page)
+    """
+    try:
+        with space_for(what):
+            yield
+    except OSError as error:
+        raise UserError(f"{what} cannot be written: {error.strerror or error}") from error
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

@@ -44,7 +44,6 @@ from rlinf.models.policy import find_policy
 from rlinf.progress import report
 from rlinf.runtime.worker import limit_threads
 from rlinf.simulators.contract import EnvSpec
-from rlinf.storage.step_checkpoint import verify_ckpt_path
 from rlinf.training.sft import fitted_model, rows_for_statistics
 
 Array = np.ndarray
@@ -97,12 +96,10 @@ def check_recipe(cfg: Config, *, dataset: str | None, episodes: int, say: Callab
     statistics; without one they are fitted as `rlinf sft` does.
     """
     limit_threads(cfg)
-    model, given = cfg.actor.model, cfg.runner.ckpt_path
+    model = cfg.actor.model
     if is_placeholder(model.model_path):
         model = replace(model, model_path=None)
         cfg = replace(cfg, actor=replace(cfg.actor, model=model))
-    if given is not None:
-        verify_ckpt_path(given, key="--policy")
     if cfg.env.train.env_type != NO_SIMULATOR:  # what cannot be is refused before anything is played
         find_policy(model.model_type).action_path(model)
         _start(cfg.env.train, "env.train")

@@ -47,8 +47,8 @@ app = typer.Typer(
     epilog="Exit status: 0 done, 1 a bug in rlinf (the only case with a traceback), 2 a mistake in the command, the "
     "config or the files it names, 3 simulators that keep failing, 4 training that diverged, 5 a process "
     "of the run that died, 6 no space on the disk (the last checkpoint is whole), 7 a replay that "
-    "differs from its record, 130 interrupted, 129 and 143 stopped "
-    "by SIGHUP or SIGTERM (train saves the running step first). A stdout that cannot be written ends nothing; where it "
+    "differs from its record, 130 interrupted, 129 and 143 stopped by SIGHUP or SIGTERM (train and sft save the "
+    "running step first, also when interrupted). A stdout that cannot be written ends nothing; where it "
     "was all a command had to give, as with plan, the status is 141 for a reader that has left and 6 for a full disk.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import platform
 import shutil
@@ -20,6 +21,7 @@ from rlinf.errors import NotInstalledError, SimulatorError, UserError, install_l
 from rlinf.simulators.contract import AbsentError, SetupError
 from rlinf.simulators.maniskill.assets import carrot_folder
 
+logger = logging.getLogger(__name__)
 Check = tuple[str, Callable[[], str]]
 MIN_FREE_GB = 2.0
 CHEAP = {"image_size": 64, "render": "fast"}  # used where a simulator has such options
@@ -49,9 +51,16 @@ def run_recipe(
 ) -> bool:
     """Print one line per check of a recipe's action path; False where it would not do what the expert did."""
     from rlinf.config.load import load_config
+    from rlinf.storage.step_checkpoint import newest_of_run, verify_ckpt_path
 
+    key = "runner.ckpt_path" if policy is None else "--policy"
+    if policy is not None and (newest := newest_of_run(str(policy), key=key)) is not None:
+        logger.warning("--policy=%s is a run folder; taking its newest step, %s", policy, newest)
+        policy = newest
     given = [] if policy is None else [f"runner.ckpt_path={policy}"]
     cfg = load_config(recipe, [*overrides, *given], purpose="doctor")
+    if cfg.runner.ckpt_path is not None:
+        verify_ckpt_path(cfg.runner.ckpt_path, key=key)
     from rlinf.commands.action_path import check_recipe
     from rlinf.metrics.console import showing_progress
 

@@ -82,7 +82,10 @@ class PolicyServer:
 
     # ------------------------------------------------------------------ connections
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer /healthz; refuse a client without the token, or too many of them."""
+        """Answer /healthz; refuse a client without the token, web pages where there is none, or too many clients.
+
+        A browser names a page's Origin and lets any page reach this machine; other programs send none.
+        """
         if request.path.partition("?")[0] == "/healthz":
             failure = self.batcher.counts.failure
             if failure is not None:
@@ -90,6 +93,10 @@ class PolicyServer:
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         if not self._token_fits(request):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "this server needs its token as the api_key\n")
+        if self.settings.token is None and "Origin" in request.headers:
+            return connection.respond(
+                http.HTTPStatus.FORBIDDEN, "a server without a token admits no web pages (Origin)\n"
+            )
         if len(self._busy) >= self.settings.max_clients:
             text = f"{self.settings.max_clients} clients are connected already\n"
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)

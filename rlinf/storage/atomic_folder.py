@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from rlinf.errors import UserError, writing
+from rlinf.errors import UserError, space_for
 
 TEMPORARY = ".tmp-"  # before the name of what is not complete
 REPLACED = ".old-"  # before the name of a folder whose successor takes its place; deleted once that is there
@@ -49,7 +49,7 @@ def atomic_folder(final: Path, *, what: str = "") -> Iterator[Path]:
         if try_lock(held) is False:
             raise UserError(f"{what} is being written by another process; wait for it, or choose another folder")
         try:
-            with writing(what):
+            with space_for(what):
                 for leftover in work.iterdir():  # of a process that was killed
                     _remove(leftover)
                 yield work
@@ -95,10 +95,13 @@ def check_output(
         raise UserError(f"{key}={output} is not empty; choose another folder, or replace it with --overwrite")
 
 
-def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file or folder until it is closed, without waiting; None on file systems without locks."""
+def try_lock(descriptor: int, *, shared: bool = False) -> bool | None:
+    """Lock an open file or folder until it is closed, without waiting; None on file systems without locks.
+
+    Several processes may have a lock that is `shared`, and none has another one then.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

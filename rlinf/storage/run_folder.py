@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from rlinf.storage.provenance import describe_process, describe_start, now
 from rlinf.storage.redaction import redacted
 
 RECORD, LOCK = "run.json", "run.lock"
+LOOKING_SECONDS = 0.5  # far more than a look at whether a folder is locked takes
 
 
 class FolderInUseError(UserError):
@@ -114,6 +116,18 @@ def locked(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
             remove_if_empty(folder)
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process writes to a folder now; does not keep others who ask, or who begin to write, from it."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
 def remove_if_empty(folder: Path) -> None:
     """Remove a folder that holds nothing."""
     with suppress(OSError):
@@ -126,7 +140,7 @@ def _acquire(path: Path, warn: Callable[[str], None]) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             holder = _holder(descriptor)
-            free = try_lock(descriptor)
+            free = _lock_soon(descriptor)
             if free is None:  # no locks here: whether the process that is named is gone
                 free = holder is None or holder["pid"] == os.getpid() or not Path(f"/proc/{holder['pid']}").exists()
             if not free or (holder and holder["host"] != socket.gethostname()):
@@ -142,6 +156,14 @@ def _acquire(path: Path, warn: Callable[[str], None]) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # its holder deleted it meanwhile
+
+
+def _lock_soon(descriptor: int) -> bool | None:
+    """As try_lock; waits for `is_locked` of another process, which has its shared lock for a moment."""
+    deadline = time.monotonic() + LOOKING_SECONDS
+    while (free := try_lock(descriptor)) is False and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return free
 
 
 def _holder(descriptor: int) -> dict[str, Any] | None:

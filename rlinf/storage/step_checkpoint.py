@@ -23,11 +23,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf.errors import UserError, where_to_get
+from rlinf.errors import UserError, did_you_mean, where_to_get
 from rlinf.storage.atomic_folder import REPLACED, TEMPORARY, atomic_folder, restore_replaced
 from rlinf.storage.provenance import packages
 
 NAME = re.compile(r"global_step_(\d+)$")
+EXPECTED = "; expected the folder of a run, of its checkpoint global_step_N or of a policy"
 # Keys in which a run and the one that continues it may differ: lengths, places, paths, memory, what is shown and kept.
 MAY_DIFFER = (
     "cluster",
@@ -228,8 +229,9 @@ def verify_ckpt_path(ckpt_path: str, key: str = "runner.ckpt_path") -> None:
     """Refuse weights that are not there, or that differ from the manifest of the checkpoint they lie in."""
     path = Path(ckpt_path).expanduser()
     if not path.exists():
-        found = ", ".join(p.name for p in numbered(path.parent)) or "no checkpoints"
-        raise UserError(f"{key}={ckpt_path} does not exist{where_to_get(ckpt_path, key) or f'; there: {found}'}")
+        found = ", ".join(p.name for p in numbered(path.parent))
+        near = f"; there: {found}" if found else did_you_mean(path, map(str, path.parent.glob("*"))) or EXPECTED
+        raise UserError(f"{key}={ckpt_path} does not exist{where_to_get(ckpt_path, key) or near}")
     for folder in (path, *path.absolute().parents[:2]):  # global_step_N, or global_step_N/actor/model
         if NAME.search(folder.name) and folder.is_dir():
             Manifest.read(folder)

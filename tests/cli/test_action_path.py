@@ -306,12 +306,23 @@ def test_noise_that_nobody_recorded_is_not_replayed(recorded, tmp_path):
         (("--episodes", "2"), "--episodes needs --recipe CONFIG"),
         (("--recipe", "own_data_sft"), "the config has no simulator whose expert could play"),
         (("--recipe", "toy_ppo_compact", "--dataset", "no/such/folder/here"), "no/such/folder/here"),
-        (("--recipe", "toy_ppo_compact", "--policy", "no/such/policy"), "no/such/policy"),
+        (
+            ("--recipe", "toy_ppo_compact", "--policy", "no/such/policy"),
+            "--policy=no/such/policy does not exist; expected the folder of a run, of its checkpoint",
+        ),
+        (("--recipe", "toy_ppo_compact", "--policy", "random"), "--policy=random is a run folder without a checkpoint"),
+        (
+            ("--recipe", "toy_ppo_compact", "--policy", "randon"),
+            "--policy=randon does not exist (did you mean 'random'?)",
+        ),
+        (("--recipe", "toy_ppo_compact", "runner.ckpt_path=randon"), "runner.ckpt_path=randon does not exist (did"),
         (("--recipe", "toy_ppo_compakt"), "did you mean"),
     ],
 )
 def test_what_is_asked_for_must_be_there(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "random").mkdir()
+    (tmp_path / "random/metrics.jsonl").touch()
     error = CliRunner().invoke(app, ["doctor", *arguments]).exception
     assert isinstance(error, UserError)
     assert message in str(error)

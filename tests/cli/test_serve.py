@@ -39,7 +39,7 @@ OPTIONS: dict[str, Any] = {
     [
         ({"token": " "}, "--token is empty"),
         ({"host": "no.such.host.invalid"}, "--host no.such.host.invalid --port 0: cannot listen there"),
-        ({}, "CHECKPOINT=nothing does not exist"),
+        ({}, "CHECKPOINT=nothing does not exist; expected the folder of a run, of its checkpoint global_step_N"),
         ({"device": "gpu"}, "device=gpu is no device"),
         ({"device": "cuda:99"}, "device=cuda:99: torch finds"),
     ],

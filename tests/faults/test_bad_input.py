@@ -128,7 +128,8 @@ TABLE = {
     ),
     "checkpoint that does not exist": (
         ["eval", "toy_ppo_compact", "runner.ckpt_path=/no/such/global_step_3"],
-        "runner.ckpt_path=/no/such/global_step_3 does not exist; there: no checkpoints",
+        "runner.ckpt_path=/no/such/global_step_3 does not exist; expected the folder of a run, of its checkpoint "
+        "global_step_N or of a policy",
     ),
     "resuming an evaluation": (
         ["train", "toy_ppo_compact", "runner.only_eval=true", "runner.resume_dir=auto"],
@@ -148,7 +149,8 @@ TABLE = {
     ),
     "export of nothing": (
         ["export", "/no/such/global_step_3", "out"],
-        "CHECKPOINT=/no/such/global_step_3 does not exist; there: no checkpoints",
+        "CHECKPOINT=/no/such/global_step_3 does not exist; expected the folder of a run, of its checkpoint "
+        "global_step_N or of a policy",
     ),
     "not a run folder": (
         ["report", "/no/such/run"],
@@ -177,6 +179,7 @@ def test_rlinf_alone_shows_its_help(monkeypatch, capfd):
     assert outcome.status == 2
     assert outcome.err == ""
     assert all(name in outcome.out for name in ("train", "eval", "sft", "collect", "plan", "doctor", "Exit status:"))
+    assert "(train and sft save the running step first" in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from rlinf.commands.export import export_policy
 from rlinf.demos.collect import collect_demos
 from rlinf.envs.config import VideoConfig
 from rlinf.envs.video import VideoRecorder
-from rlinf.errors import DiskFullError, full_disk
+from rlinf.errors import DiskFullError, UserError, full_disk, writing
 from rlinf.metrics.loggers import JsonlLog, read_jsonl
+from rlinf.storage.atomic_folder import atomic_folder, write_file
 from rlinf.storage.step_checkpoint import Manifest
 from tests.conftest import REPO
 from tests.runs import make_runner, toy_config
@@ -189,3 +190,15 @@ def test_an_output_that_cannot_be_written_ends_nothing(tmp_path: Path, shell: st
     )
     assert (done.returncode, done.stderr) == (0, said)
     assert (tmp_path / "done").read_text() == fault
+
+
+def test_other_reasons_are_told_in_a_line_where_nothing_else_can_have_failed(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^a result cannot be written: Not a directory$"), writing("a result"):
+        write_file(tmp_path / "file" / "result.json", "{}")
+    with pytest.raises(DiskFullError, match=r"^x cannot be written: No space left on device$"), writing("x"):
+        raise OSError(errno.ENOSPC, "x")
+    with pytest.raises(KeyError), writing("x"):
+        raise KeyError("a bug")
+    with pytest.raises(FileNotFoundError), atomic_folder(tmp_path / "out"):  # of an input, not of the folder
+        (tmp_path / "missing").read_text()

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,11 @@ from rlinf.errors import UserError
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.report import write_report
 from rlinf.models.files.weights import weight_files
+from rlinf.storage import run_folder
+from rlinf.storage.atomic_folder import try_lock
 from rlinf.storage.provenance import command
 from rlinf.storage.redaction import redacted, redacted_command
-from rlinf.storage.run_folder import read_record, write_record
+from rlinf.storage.run_folder import is_locked, locked, read_record, write_record
 
 SMALL = [
     "env.train.total_num_envs=4",
@@ -289,6 +292,20 @@ def test_a_folder_in_use_is_refused_and_its_holder_named(tmp_path: Path, monkeyp
         pass
     with training_folder(config(tmp_path, "runner.seed=1")):
         pass
+
+
+def test_who_looks_at_the_lock_keeps_nobody_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "LOOKING_SECONDS", 60.0)
+    assert not is_locked(tmp_path)
+    (tmp_path / "run.lock").touch()  # left by a process that is gone
+    looking = os.open(tmp_path / "run.lock", os.O_RDONLY)
+    assert try_lock(looking, shared=True)
+    assert not is_locked(tmp_path)  # two may look at once
+    timer = threading.Timer(0.05, os.close, [looking])
+    timer.start()
+    with locked(tmp_path, pytest.fail):
+        assert is_locked(tmp_path)
+    timer.join()
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -77,6 +77,28 @@ def test_videos_are_sent_whole_or_in_part(port: int) -> None:
     assert ask(port, address, Range="bytes=90-500")[2] == film[90:]
     assert ask(port, address, Range="bytes=100-")[0] == 416
     assert ask(port, address, Range="bytes=0-1,5-6")[2] == film
+    for digits in ("9" * 18, "9" * 5000):
+        assert ask(port, address, Range=f"bytes=90-{digits}")[2][-10:] == film[90:]
+        assert ask(port, address, Range=f"bytes={digits}-")[0] in (206, 416)
+
+
+def test_a_fault_is_one_line(port: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "_span", lambda asked, size: 1 // 0)
+        status, _, body = ask(port, "/files/0/video/eval/a%20b.mp4")
+    assert (status, body) == (500, b"the report has failed; the terminal says how\n")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "GET /files/0/video/eval/a%20b.mp4 was not answered: ZeroDivisionError('integer division or modulo by zero')"
+    )
+    assert record.exc_info is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live.ReportHandler, "parse_request", lambda handler: 1 // 0)
+        with pytest.raises(http.client.RemoteDisconnected):
+            ask(port, "/")
+    assert "was not read: ZeroDivisionError(" in caplog.records[1].getMessage()
+    assert capfd.readouterr().err == ""
+    assert ask(port, "/")[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,18 @@ def test_videos_say_what_they_show(tmp_path: Path) -> None:
     assert "2 other recordings" in text  # seed 0.mp4 of step 10, and 9.mp4
 
 
+def test_replays_are_no_recordings_of_the_run(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    for folder in ("eval/step_10/replay", "eval/step_2_2/replay/eval", "data/videos/observation.image", "replay"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "0.mp4").write_bytes(b"film")
+    (run,) = read_runs([tmp_path])
+    assert [video.path.relative_to(tmp_path).as_posix() for video in run.videos] == [
+        "replay/0.mp4",
+        "video/eval/seed 0.mp4",
+    ]
+
+
 def test_an_empty_or_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds nothing to report"):
         write_report(tmp_path)
@@ -267,6 +279,23 @@ def test_no_file_of_others_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="is not a report of this run"):
         write_report(b)
     assert (b / "report.html").read_text() == "my own notes"
+
+
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        ("mine.html/r.html", "Not a directory"),
+        ("/proc/x/r.html", "No such file or directory"),
+        (f"{'x' * 300}.html", "File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(out: str, reason: str, tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path / out))} cannot be written: {reason}$"):
+        write_report(tmp_path / "run", out=tmp_path / out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "run"]
+    assert (tmp_path / "mine.html").read_text() == "mine"
 
 
 def test_ten_thousand_steps_make_a_page_below_5_mb(tmp_path: Path) -> None:
@@ -341,6 +370,21 @@ def test_evaluations_alone_do_not_become_training_steps(tmp_path: Path) -> None:
     log(tmp_path, {1: {"env/success_once": 0.5, "time/step": 2.0}, 7: {"eval/success_once": 1.0, "time/eval": 99.0}})
     (run,) = read_runs([tmp_path])
     assert (run.steps, run.points("time/eval")) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"kind": "eval", "finished_steps": 0}, "evaluation"),
+        ({"kind": "train", "finished_steps": 0}, "stopped · no training steps · 0.0 min of training"),
+        ({"kind": "train", "finished_steps": 4}, "finished · no training steps · 0.0 min of training"),
+    ],
+)
+def test_the_state_of_a_run(record: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"id": "0a", **record}))
+    (tmp_path / "eval/step_0").mkdir(parents=True)
+    (tmp_path / "eval/step_0/result.json").write_text(json.dumps({"step": 0, "episodes": episodes(3)}))
+    assert f'<p class="sub">{said}</p>' in write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_an_expert_is_no_point_of_the_curve(tmp_path: Path) -> None:

@@ -133,6 +133,21 @@ def test_the_token_opens(headers: dict[str, str]):
         assert health(running.port) == (200, "OK\n")  # needs none
 
 
+def test_web_pages_need_the_token():
+    with serving() as running:
+        client = running.client()  # sends no Origin, like openpi-client, which opens its connections the same way
+        assert "Origin" not in client.connection.request.headers
+        for origin in ("http://evil.example", f"http://127.0.0.1:{running.port}", "null"):
+            with pytest.raises(InvalidStatus, match="403") as caught:
+                running.client(origin=origin)
+            assert caught.value.response.body == b"a server without a token admits no web pages (Origin)\n"
+        assert same(client, running, 0, 1)
+    with serving(settings=Settings(token="open")) as running:
+        with pytest.raises(InvalidStatus, match="401"):
+            running.client(origin="http://evil.example")
+        assert same(running.client(origin="http://mine.example", additional_headers={"Api-Key": "open"}), running, 0, 1)
+
+
 def test_too_many_clients_are_refused():
     with serving(settings=Settings(max_clients=1)) as running:
         client = running.client()

@@ -8,7 +8,9 @@ pointing a name of its own here (DNS rebinding).
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,11 +25,12 @@ from rlinf.errors import UserError
 from rlinf.metrics.report.page import make_page, page_code, policy_of
 from rlinf.metrics.report.run_files import read_runs, signature
 
+logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")  # what a browser on this machine, or behind a tunnel to it, calls it
 RESTS = 4  # times what a page took to make, before the next is made: a long run keeps its processors
 PIECE = 1 << 18  # bytes read of a file at once
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than any file has
 
 
 class LivePage:
@@ -94,10 +97,19 @@ def make_server(folders: Sequence[Path], *, port: int) -> ThreadingHTTPServer:
         live = page
 
     try:
-        return ThreadingHTTPServer((LOOPBACK, port), Handler)
+        return ReportServer((LOOPBACK, port), Handler)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"--port={port} cannot be opened ({reason}); leave --port out to take a free one") from error
+
+
+class ReportServer(ThreadingHTTPServer):
+    """Answers every connection in a thread of its own; a fault of one is at most a line on the terminal."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError):  # those: the browser has left
+            logger.warning("a request of %s was not read: %r", client_address, error)
 
 
 class ReportHandler(BaseHTTPRequestHandler):
@@ -117,6 +129,7 @@ class ReportHandler(BaseHTTPRequestHandler):
         """Say nothing of requests: the terminal belongs to the address."""
 
     def _answer(self) -> None:
+        self._started = False
         try:
             if not _is_this_machine(self.headers):
                 self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "this report is served to this machine only")
@@ -128,6 +141,11 @@ class ReportHandler(BaseHTTPRequestHandler):
                 self._refuse(HTTPStatus.NOT_FOUND, "not a part of the report")
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
             self.close_connection = True  # the browser has left
+        except Exception as error:  # a fault of ours: the terminal gets a line, the browser too unless it has a part
+            logger.warning("%s %s was not answered: %r", self.command, self.path, error)
+            self.close_connection = True
+            if not self._started:
+                self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "the report has failed; the terminal says how")
 
     def _send_page(self) -> None:
         try:
@@ -176,6 +194,7 @@ class ReportHandler(BaseHTTPRequestHandler):
             self.wfile.write(text)
 
     def _start(self, status: HTTPStatus, headers: dict[str, str], length: int | None = None) -> None:
+        self._started = True
         self.send_response(status)
         fixed = {
             "Cache-Control": "no-store",

@@ -117,7 +117,9 @@ def _head(runs: Sequence[RunFiles]) -> str:
     blocks = []
     for index, run in enumerate(runs):
         minutes = sum(value for _, value in run.points("time/step")) / 60
-        facts = [run.state, counted(run.steps, "training step"), f"{minutes:.1f} min of training"]
+        facts = [run.state]
+        if run.record.get("kind") != "eval":
+            facts += [counted(run.steps, "training step"), f"{minutes:.1f} min of training"]
         name = f"<h2>{swatch(index)}{escape(run.name)}</h2>" if len(runs) > 1 else ""
         said = " · ".join(escape(fact) for fact in facts if fact)
         cards = [_card(label, rate) for label, rate in _headlines(run).items()]

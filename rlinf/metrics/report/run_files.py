@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from rlinf.errors import UserError
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.report.config_changes import Changes, read_changes
 from rlinf.metrics.stats import Rate
-from rlinf.storage.atomic_folder import try_lock
-from rlinf.storage.run_folder import LOCK, RECORD
+from rlinf.storage.run_folder import LOCK, RECORD, is_locked
 
 logger = logging.getLogger(__name__)
+_NO_RECORDING = re.compile(r"(^|/)(observation\.|eval/step_[^/]*/replay/)")  # of the run, though it is a film
 TRAINING = ("train/", "env/", "rollout/")  # a logged line with one of these belongs to a training step
 
 
@@ -76,7 +75,7 @@ class RunFiles:
     config: str | None  # config.yaml as it is written
     changes: Changes | None  # to the recipe; None where it is not known
     videos: list[Video]
-    state: str  # running, finished, stopped, or empty where run.json does not say
+    state: str  # running, finished, stopped, evaluation, or empty where run.json does not say
 
     @property
     def steps(self) -> int:
@@ -175,10 +174,10 @@ def _evaluation_files(folder: Path) -> list[Path]:
 
 
 def _video_files(folder: Path) -> list[Path]:
-    """Complete recordings below the folder, 2.mp4 before 10.mp4; films of a dataset's cameras are none."""
+    """Complete recordings below the folder, 2.mp4 before 10.mp4; films of a dataset's cameras and replays are none."""
     found = (path for path in folder.rglob("*.mp4") if not path.name.endswith(".part.mp4"))
     return sorted(
-        (path for path in found if not any(part.startswith("observation.") for part in path.parts)),
+        (path for path in found if not _NO_RECORDING.search(path.relative_to(folder).as_posix())),
         key=lambda path: [int(text) if text.isdigit() else text for text in re.split(r"(\d+)", str(path))],
     )
 
@@ -247,19 +246,14 @@ def _read_videos(folder: Path, evaluations: Sequence[Evaluation]) -> list[Video]
 
 
 def _state(folder: Path, record: dict[str, Any]) -> str:
-    """Whether the run is over, from its record and its lock."""
-    if record.get("finished_steps"):
-        return "finished"
+    """Whether the run is over, from its record and its lock; an evaluation is just that, for it has no steps."""
     if not record:
         return ""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:
-        return "stopped"
-    try:
-        return "stopped" if try_lock(descriptor) else "running"
-    finally:
-        os.close(descriptor)
+    if record.get("kind") == "eval":
+        return "evaluation"
+    if record.get("finished_steps"):
+        return "finished"
+    return "running" if is_locked(folder) else "stopped"
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

@@ -25,7 +25,9 @@ def write_report(*folders: Path, out: Path | None = None) -> Path:
     """
     runs = read_runs(folders)
     out = out or _free_place(runs)
-    if not _may_replace(out, runs):
+    with writing(str(out)):
+        free = _may_replace(out, runs)
+    if not free:
         raise UserError(
             f"{out} exists and is not a report of {'this run' if len(runs) == 1 else 'these runs'}; "
             "it stays as it is: choose another file with -o, or move it away"
