@@ -268,7 +268,8 @@ def _name(hint: Any) -> str:
         return f"a block of keys, each value {_name(args[1])}"
     if origin is dict or _is_config(hint):
         return "a block of keys"
-    return {int: "an integer", float: "a number", Real: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))
+    names = {int: "an integer", float: "a number", Real: "a number", bool: "true or false", str: "a string"}
+    return names.get(hint, str(hint))
 
 
 def _is_config(hint: Any) -> bool:

@@ -181,6 +181,25 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
+def saved_config(result: Result) -> dict[str, Any]:
+    """The config of the evaluation; UserError where blocks of it are missing, without which nobody could play it."""
+    for key in (
+        "runner",
+        "runner.logger",
+        "runner.logger.experiment_name",
+        "actor",
+        "actor.model",
+        "rollout",
+        "cluster",
+    ):
+        value: Any = result.config
+        for name in key.split("."):
+            value = value.get(name)
+        if not isinstance(value, str if key.endswith("_name") else dict):
+            raise UserError(f"{result.path} is damaged: its config has no {key}")
+    return result.config
+
+
 def find_result(folder: Path) -> Path:
     """The result.json of a folder eval/step_N, or the newest below a run folder."""
     if (folder / FILE).is_file():
