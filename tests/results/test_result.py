@@ -18,7 +18,7 @@ from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.spec import env_spec, eval_trials, find_simulator, selection_ids
+from rlinf.envs.spec import env_spec, eval_trials, find_simulator, selection_ids, task_of
 from rlinf.errors import DiskFullError, UserError
 from rlinf.metrics.episode_summary import benchmark_table
 from rlinf.results.identity import files_hash
@@ -254,6 +254,18 @@ def test_policies_are_chosen_by_ids_that_no_evaluation_reports(simulator: str, s
         assert not reported & set(chosen_by)
         assert all(reset_id in spec.reset_ids["train"] for reset_id in chosen_by)
     assert selection_ids(spec, 64, 0) != selection_ids(spec, 64, 3)
+
+
+def test_no_layout_is_chosen_by_twice_and_every_task_equally_often() -> None:
+    tasks = env_spec(EnvConfig(env_type="metaworld", task_suite_name="metaworld_50"))
+    chosen_by = selection_ids(tasks, 32, 3, whole_rounds=True)
+    assert len(chosen_by) == len({task_of(tasks, "train", reset_id) for reset_id in chosen_by}) == 50
+    assert len(selection_ids(tasks, 32, 3)) == 32
+    listed = env_spec(EnvConfig(env_type="metaworld", task_suite_name=["reach-v3", "door-close-v3", "push-v3"]))
+    assert len(selection_ids(listed, 7, 0, whole_rounds=True)) == 9
+    few = replace(tasks, reset_ids={**tasks.reset_ids, "train": range(10, 15)})
+    for seed in range(3):
+        assert sorted(selection_ids(few, 32, seed, whole_rounds=True)) == list(range(10, 15))
 
 
 def test_a_suite_without_training_layouts_says_so() -> None:
