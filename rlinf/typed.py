@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
+from numbers import Real
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rlinf.errors import UserError, did_you_mean
@@ -267,7 +268,8 @@ def _name(hint: Any) -> str:
         return f"a block of keys, each value {_name(args[1])}"
     if origin is dict or _is_config(hint):
         return "a block of keys"
-    return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}.get(hint, str(hint))
+    names = {int: "an integer", float: "a number", Real: "a number", bool: "true or false", str: "a string"}
+    return names.get(hint, str(hint))
 
 
 def _is_config(hint: Any) -> bool:

@@ -157,7 +157,7 @@ def _evaluate(
     """Evaluate, and say what was found and what may follow."""
     from rlinf.commands import jobs, summary
 
-    log, trained = jobs.run_evaluation(cfg, selection), cfg.runner.ckpt_path
+    log, trained = jobs.run_evaluation(cfg, selection), None if cfg.runner.eval_expert else cfg.runner.ckpt_path
     if cfg.runner.eval_expert:
         next_command = summary.collecting_command(config, settings)
     elif trained is not None and Path(trained).expanduser().is_dir():

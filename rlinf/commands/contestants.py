@@ -18,7 +18,7 @@ from rlinf.config.schema import Config
 from rlinf.errors import UserError
 from rlinf.results.comparison import Trial
 from rlinf.results.identity import PolicyIdentity
-from rlinf.results.result import FILE, Result, read_result
+from rlinf.results.result import FILE, Result, read_result, saved_config
 from rlinf.storage.run_folder import read_record
 from rlinf.storage.step_checkpoint import newest_of_run, verify_ckpt_path
 
@@ -95,7 +95,7 @@ def find_contestants(arguments: Sequence[str], recipe: str | None, overrides: Se
 def _load(settings: str | Path | Result, overrides: Sequence[str]) -> Config:
     """The config of a recipe, of the file that a run wrote, or of an evaluation."""
     if isinstance(settings, Result):
-        return stored_config(settings.config, str(settings.path), overrides)
+        return stored_config(saved_config(settings), str(settings.path), overrides)
     return load_config(str(settings), overrides, purpose="eval")
 
 

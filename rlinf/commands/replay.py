@@ -29,7 +29,7 @@ from rlinf.models.policy import Policy
 from rlinf.progress import report
 from rlinf.results.identity import policy_identity
 from rlinf.results.protocol import differences, evaluation_protocol
-from rlinf.results.result import Episode, Result, read_result
+from rlinf.results.result import Episode, Result, read_result, saved_config
 
 logger = logging.getLogger(__name__)
 SHEET, LARGE, SHEET_OF_LARGE = 16, 256, 9  # tiles of a sheet, and fewer of images with more pixels a side than LARGE
@@ -81,19 +81,23 @@ def run_replay(
     path, indices = parse(given)
     result = read_result(path)
     episodes = choose(result, indices, task=task, failures=failures)
+    check_calls(result, episodes)
     cfg = replay_config(result, policy)
     check_conditions(result, cfg)
     assert result.path is not None
     folder = output.expanduser() if output is not None else result.path.parent / "replay"
     recorder = _recorder(cfg, result, folder, _file_name(episodes, task, failures)) if film else None
     played = play(cfg, result, episodes, recorder)
-    return [Replayed(e, played[e.reset_id]) for e in episodes], recorder.path if recorder is not None else None
+    return [Replayed(e, played[e.index]) for e in episodes], recorder.path if recorder is not None else None
 
 
 def parse(given: str) -> tuple[Path, list[int]]:
-    """`result.json#17` or `run_folder#3,17` as a path and the episodes' numbers; none where no # follows."""
+    """`result.json#17` or `run_folder#3,17` as a path and the episodes' numbers; none where no # follows.
+
+    What exists as a whole is a path, though its name may hold a #.
+    """
     path, mark, numbers = given.rpartition("#")
-    if not mark:
+    if not mark or Path(given).expanduser().exists():
         return Path(given), []
     try:
         return Path(path), [int(number) for number in numbers.split(",")]
@@ -103,16 +107,18 @@ def parse(given: str) -> tuple[Path, list[int]]:
 
 def choose(result: Result, indices: Sequence[int], *, task: str | None, failures: bool) -> list[Episode]:
     """The episodes of a result with these numbers, or of a task, or those that failed."""
-    episodes, where = list(result.episodes), result.path
+    episodes, where = {e.index: e for e in result.episodes}, result.path
+    if not episodes:
+        raise UserError(f"{where} is damaged: it holds no episodes")
+    first, last = min(episodes), max(episodes)
     for index in indices:
-        if not 0 <= index < len(episodes):
-            raise UserError(f"{where}#{index}: its episodes are numbered 0 to {len(episodes) - 1}")
+        if index not in episodes:
+            raise UserError(f"{where}#{index}: its episodes are numbered {first} to {last}")
     if not indices and task is None and not failures:
-        last = len(episodes) - 1
-        raise UserError(f"name what to replay: {where}#0 (to {last}), --task NAME, or --failures")
-    if task is not None and task not in (tasks := sorted({e.task for e in episodes})):
+        raise UserError(f"name what to replay: {where}#{first} (to {last}), --task NAME, or --failures")
+    if task is not None and task not in (tasks := sorted({e.task for e in result.episodes})):
         raise UserError(f"--task={task}: {where} holds {', '.join(tasks)}{did_you_mean(task, tasks)}")
-    chosen = [episodes[i] for i in dict.fromkeys(indices)] if indices else episodes
+    chosen = [episodes[i] for i in dict.fromkeys(indices)] if indices else list(result.episodes)
     chosen = [e for e in chosen if task in (None, e.task) and not (failures and e.success_once)]
     if not chosen:
         what = ("failures" if failures else "episodes") + (f" of {task}" if task is not None else "")
@@ -128,9 +134,9 @@ def replay_config(result: Result, policy: Path | None) -> Config:
     kind, there = result.policy.kind, result.policy.path
     if policy is not None and kind != "checkpoint":
         raise UserError(f"--policy={policy}: {result.path} was played by the {kind} policy, which has no files")
-    source, settings = result.config, [f"runner.eval_random={str(kind == 'random').lower()}"]
+    source, settings = saved_config(result), [f"runner.eval_random={str(kind == 'random').lower()}"]
     model, runner = source["actor"]["model"], source["runner"]
-    named = (runner["ckpt_path"], model.get("model_path"), model.get("lora_path"))
+    named = (runner.get("ckpt_path"), model.get("model_path"), model.get("lora_path"))
     if kind == "checkpoint":
         if policy is None and there is None:
             raise UserError(
@@ -140,7 +146,7 @@ def replay_config(result: Result, policy: Path | None) -> Config:
         where = policy if policy is not None else _find_policy(result)
         if str(where) not in named:
             settings.append(f"runner.ckpt_path={where}")
-    alone = {"torch_threads": source["cluster"]["torch_threads"]}
+    alone = {"torch_threads": source["cluster"].get("torch_threads")}
     tree = {**source, "cluster": alone, "rollout": {**source["rollout"], "pipeline_stage_num": 1}}
     return stored_config(tree, str(result.path), ["runner.resume_dir=null", *settings])
 
@@ -148,7 +154,7 @@ def replay_config(result: Result, policy: Path | None) -> Config:
 def _find_policy(result: Result) -> Path:
     """The folder or file of the policy that played; a relative path began in the folder of that command."""
     there = Path(result.policy.path or "").expanduser()
-    places = (there, Path(result.provenance["folder"]) / there)
+    places = (there, Path(str(result.provenance.get("folder", ""))) / there)
     found = next((place for place in places if place.exists()), None)
     if found is None:
         raise UserError(
@@ -176,10 +182,33 @@ def check_conditions(result: Result, cfg: Config) -> None:
         logger.warning("%s was computed on %s, this is %s: floats differ, and episodes may", result.path, kind, here)
 
 
+def check_calls(result: Result, episodes: Sequence[Episode]) -> None:
+    """Refuse a result that does not tell the calls with which these episodes were played."""
+
+    def damaged(what: str) -> UserError:
+        return UserError(f"{result.path} is damaged: {what}")
+
+    if len({e.reset_id for e in result.episodes}) < len(result.episodes):
+        raise damaged("two of its episodes have the same reset_id")
+    threads = result.device.get("threads", 1)
+    if not isinstance(threads, int) or threads < 1:
+        raise damaged(f"device.threads={threads!r} must be an integer of at least 1")
+    if result.policy.kind == "expert":  # who acts for each env alone
+        return
+    for episode in episodes:
+        batch = next((batch for batch in result.batches if episode.env_id in batch), None)
+        if batch is None:
+            raise damaged(f"its batches do not hold env_id {episode.env_id} of episode #{episode.index}")
+        for env_id in batch:
+            told = [e.instructions for e in result.episodes if e.env_id == env_id]
+            if not told or not all(pairs and pairs[0][0] == 0 for pairs in told):
+                raise damaged(f"episodes of env_id {env_id} have no instructions from call 0 on")
+
+
 def play(
     cfg: Config, result: Result, episodes: Sequence[Episode], recorder: VideoRecorder | None = None
 ) -> dict[int, EpisodeRecord]:
-    """Play these episodes again, several at a time; returns their records by reset id."""
+    """Play these episodes again, several at a time; returns their records by the episodes' index."""
     act, chunk, reads_critic_state = _actor(cfg, result)
     spec = env_spec(cfg.env.eval, "env.eval")
     spec = replace(spec, batched=False) if cfg.runner.eval_expert else spec
@@ -197,11 +226,12 @@ def play(
         labels={e.reset_id: label(e) for e in episodes},
     )
     records: dict[int, EpisodeRecord] = {}
+    index = {e.reset_id: e.index for e in episodes}
     try:
         step = env.reset()
         while not env.done:
             step = env.chunk_step(act(step))
-            records |= {record.reset_id: record for record in env.drain_episodes()}
+            records |= {index[record.reset_id]: record for record in env.drain_episodes()}
             report("replay", len(records), len(episodes))
     finally:
         env.close()
@@ -281,6 +311,12 @@ def _recorder(cfg: Config, result: Result, folder: Path, name: str) -> VideoReco
     """Films all envs of a replay side by side, in a file that is there already under no circumstances."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder} is a file; name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--output={folder} cannot be written: {error.strerror}; name another folder, or --no-video"
+        ) from error
     spec = env_spec(cfg.env.eval, "env.eval")
     fps = max(1, round(min(spec.control_hz, WATCHABLE_HZ)))
     filmed = VideoConfig(save_video=True, video_base_dir=str(folder), max_envs=_tiles(spec.image_size), fps=fps)

@@ -225,12 +225,26 @@ def eval_trials(cfg: EnvConfig, spec: EnvSpec) -> list[int]:
     return [held_out[i * len(held_out) // wanted] for i in range(wanted)]
 
 
-def selection_ids(spec: EnvSpec, count: int, seed: int) -> list[int]:
-    """Reset ids to choose a policy by: training layouts, which no evaluation reports; others for another seed."""
+def selection_ids(spec: EnvSpec, count: int, seed: int, *, whole_rounds: bool = False) -> list[int]:
+    """Reset ids to choose a policy by: training layouts, which no evaluation reports; others for another seed.
+
+    None is repeated: where there are fewer than `count`, all are taken. With `whole_rounds`, `count` is rounded up so
+    that every task is played equally often.
+    """
     ids = spec.reset_ids["train"]
     if not ids:
         raise UserError(f"suite {spec.suite!r} is for evaluations alone: it has no training layouts to choose by")
+    if whole_rounds:
+        count += -count % _round_length(ids)
+    count = min(count, len(ids))
     return [ids[(seed * count + i) % len(ids)] for i in range(count)]
+
+
+def _round_length(ids: Sequence[int]) -> int:
+    """How many training ids it takes until every task has had one; 1 where only the simulator knows their tasks."""
+    if isinstance(ids, JoinedIds):
+        return len(ids.parts)
+    return len(ids.tasks) if isinstance(ids, IdGrid) else 1
 
 
 def num_trials(cfg: EnvConfig, spec: EnvSpec) -> int:

@@ -83,7 +83,8 @@ class VideoRecorder:
         except Exception as error:
             self._given_up = True
             if not self._warned:
-                logger.warning("video %s cannot be written (%s); the run goes on without it", self.path, error)
+                where = self.path or self._folder
+                logger.warning("video %s cannot be written (%s); the run goes on without it", where, error)
             self._warned = True
             container, self._container = self._container, None
             with suppress(Exception):

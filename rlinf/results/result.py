@@ -9,17 +9,21 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from contextlib import suppress
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from rlinf.errors import UserError, writing
 from rlinf.results.identity import PolicyIdentity
 from rlinf.results.protocol import Protocol, protocol_hash
-from rlinf.storage.atomic_folder import make_folder, write_file
+from rlinf.storage.atomic_folder import flush, make_folder, write_file
+from rlinf.typed import check_value, hints
 
 SCHEMA, VERSION, FILE = "rlinf-result", 1, "result.json"
 _STEP = re.compile(r"step_(\d+)(?:_(\d+))?$")
+_MEASURED: dict[str, Any] = {"episode_return": Real, "extra": dict[str, Real], "metrics": dict[str, Real]}  # may be NaN
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,10 @@ class Episode:
         return {"return" if name == "episode_return" else name: value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Episode:
-        """Read what `to_json` wrote; fields of later versions are ignored."""
-        known = {f.name for f in fields(cls)}
+    def from_json(cls, saved: Mapping[str, Any], where: str) -> Episode:
+        """Read what `to_json` wrote; fields of later versions are ignored. UserError names a field of another type."""
         given = {"episode_return" if name == "return" else name: value for name, value in saved.items()}
-        told = tuple((int(call), str(text)) for call, text in given.get("instructions", ()))
-        return cls(**{name: value for name, value in given.items() if name in known} | {"instructions": told})
+        return cls(**_checked(cls, given, where))
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,20 @@ class Result:
 
 
 def write_result(result: Result, run_folder: Path) -> Result:
-    """Write to the first free folder eval/step_N, step_N_2, ...; one that the same run wrote is replaced."""
+    """Write to the first free folder eval/step_N, step_N_2, ...; one that the same run wrote is replaced.
+
+    Making the folder is what takes it, so that evaluations which end at the same time get one each.
+    """
     names = itertools.chain([f"step_{result.step}"], (f"step_{result.step}_{n}" for n in itertools.count(2)))
-    path = next(p for name in names if _is_free(p := run_folder / "eval" / name / FILE, result.run))
-    return _write(replace(result, path=path))
+    with writing(str(run_folder / "eval")):
+        make_folder(run_folder / "eval")
+        path = next(p for name in names if _take(p := run_folder / "eval" / name / FILE, result.run))
+    try:
+        return _write(replace(result, path=path))
+    except BaseException:
+        with suppress(OSError):  # it holds an earlier result
+            path.parent.rmdir()
+        raise
 
 
 def rewrite(result: Result) -> Result:
@@ -133,14 +145,59 @@ def read_result(path: str | Path) -> Result:
     if content.get("version") != VERSION:
         raise UserError(f"{file} has version {content.get('version')}, this rlinf reads version {VERSION}")
     try:
-        known = {f.name for f in fields(Result)}
-        parts = {name: value for name, value in content.items() if name in known}
-        parts["policy"] = PolicyIdentity(**content["policy"])
-        parts["episodes"] = tuple(map(Episode.from_json, content["episodes"]))
-        parts["batches"] = tuple(map(tuple, content.get("batches", ())))
-        return Result(**parts, path=file.absolute())
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is damaged: {error}") from error
+        return _parsed(content, file.absolute())
+    except UserError as error:
+        raise UserError(f"{file} is damaged: {error}") from None
+
+
+def _parsed(content: dict[str, Any], path: Path) -> Result:
+    """The result that a file holds; UserError names what is missing or of another type."""
+    content = {name: value for name, value in content.items() if name != "path"}
+    check_value(dict[str, Any], content.get("policy"), "policy")
+    check_value(list[dict[str, Any]], content.get("episodes"), "episodes")
+    content["policy"] = PolicyIdentity(**_checked(PolicyIdentity, content["policy"], "policy"))
+    episodes = [Episode.from_json(saved, f"episodes[{i}]") for i, saved in enumerate(content["episodes"])]
+    if len({e.index for e in episodes}) < len(episodes):
+        raise UserError("two of its episodes have the same index")
+    return Result(**_checked(Result, content | {"episodes": tuple(episodes)}, ""), path=path)
+
+
+def _checked(cls: type, saved: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of the fields that a dataclass has, checked against their annotations; lists become tuples."""
+    values: dict[str, Any] = {}
+    for f in fields(cls):
+        path = ".".join(filter(None, (where, "return" if f.name == "episode_return" else f.name)))
+        if f.name in saved:
+            hint, value = hints(cls)[f.name], saved[f.name]
+            check_value(_MEASURED.get(f.name, hint), value, path)
+            values[f.name] = _frozen(value) if get_origin(hint) is tuple else value
+        elif f.default is MISSING and f.default_factory is MISSING:
+            raise UserError(f"{path} is missing")
+    return values
+
+
+def _frozen(value: Any) -> Any:
+    """Nested lists as tuples."""
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def saved_config(result: Result) -> dict[str, Any]:
+    """The config of the evaluation; UserError where blocks of it are missing, without which nobody could play it."""
+    for key in (
+        "runner",
+        "runner.logger",
+        "runner.logger.experiment_name",
+        "actor",
+        "actor.model",
+        "rollout",
+        "cluster",
+    ):
+        value: Any = result.config
+        for name in key.split("."):
+            value = value.get(name)
+        if not isinstance(value, str if key.endswith("_name") else dict):
+            raise UserError(f"{result.path} is damaged: its config has no {key}")
+    return result.config
 
 
 def find_result(folder: Path) -> Path:
@@ -159,10 +216,17 @@ def results_of_run(folder: Path) -> list[Path]:
     return [file for _, file in sorted(found, key=lambda row: (int(row[0][1]), int(row[0][2] or 1)))]
 
 
-def _is_free(path: Path, run_id: str) -> bool:
-    """Whether a file is absent, or the run's own."""
-    if not path.exists():
-        return True
+def _take(path: Path, run_id: str) -> bool:
+    """Make the folder of a result; False where it is there, unless it holds one of the same run."""
+    try:
+        path.parent.mkdir()
+    except FileExistsError:
+        return _is_own(path, run_id)
+    flush(path.parent.parent)
+    return True
+
+
+def _is_own(path: Path, run_id: str) -> bool:
     try:
         return json.loads(path.read_text(encoding="utf-8"))["run"] == run_id
     except (OSError, ValueError, KeyError, TypeError):

@@ -60,7 +60,7 @@ class LocalCluster:
         self.cfg, self.plan = cfg, plan
         limit_threads(cfg)
         sys.setswitchinterval(SWITCH_S)
-        self.process = Process(_device(cfg, plan))
+        self.process = Process(actor_device(cfg, plan))
         self._groups: list[LocalGroup] = []
 
     def launch(self, worker_cls: type[Worker], role: str) -> LocalGroup:
@@ -84,7 +84,7 @@ class LocalCluster:
         disconnect()  # sharding may have made a group of one
 
 
-def _device(cfg: Config, plan: Plan) -> torch.device:
+def actor_device(cfg: Config, plan: Plan) -> torch.device:
     """The accelerator the plan names for the actor, else the first one there is; virtual ones are the CPU."""
     if cfg.cluster.virtual_devices or not torch.cuda.is_available():
         return torch.device("cpu")

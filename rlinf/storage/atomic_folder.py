@@ -8,6 +8,7 @@ import fcntl
 import itertools
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,8 +162,11 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file that readers find whole, as it was or as it is now, also after a power cut."""
-    work = path.with_name(f"{TEMPORARY}{path.name}")
+    """Write a text file that readers find whole, as it was or as it is now, also after a power cut.
+
+    Of several processes that write it at once, one is the last; none disturbs another.
+    """
+    work = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
     try:
         work.write_text(text, encoding="utf-8")
         flush(work)

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from rlinf.commands import doctor, jobs
+from rlinf.commands.cli import app
 from rlinf.config.load import load_config
 from rlinf.errors import UserError
 from tests.conftest import REPO
@@ -60,6 +62,24 @@ def test_a_checkpoint_is_evaluated_by_its_folder_its_policy_or_its_weights(saved
         assert got["episodes"] == want["episodes"]
     untrained = evaluate(tmp_path / "untrained", "runner.eval_random=true")
     assert untrained["episodes"] != want["episodes"]
+
+
+def test_best_plays_checkpoints_and_never_the_expert(saved, tmp_path):
+    own = ["env.eval.num_trials=2", "env.eval.num_processes=1", "runner.logger.logger_backends=[]"]
+    own = ["eval", "toy_ppo_compact", f"runner.logger.log_path={tmp_path / 'run'}", *own]
+    refused = CliRunner().invoke(
+        app, [*own, f"runner.ckpt_path={saved.parents[2]}", "runner.eval_expert=true", "--best"]
+    )
+    assert isinstance(refused.exception, UserError)
+    assert str(refused.exception).startswith("--best chooses a checkpoint, but runner.eval_expert=true")
+    assert "selection" not in refused.stdout
+    assert not (tmp_path / "run").exists()
+    best = CliRunner().invoke(app, [*own, f"runner.ckpt_path={saved.parents[2]}", "--best", "--selection-trials=3"])
+    assert "selection: 4 trials instead of 3: whole rounds of all tasks\n" in best.stdout
+    assert f"\ncheckpoint  {saved}\n" in best.stdout
+    expert = CliRunner().invoke(app, [*own, f"runner.ckpt_path={saved}", "runner.eval_expert=true"])
+    assert "\nsuccess     2/2" in expert.stdout
+    assert "\ncheckpoint" not in expert.stdout
 
 
 def test_training_starts_from_ckpt_path(saved, tmp_path):

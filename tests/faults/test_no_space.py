@@ -136,6 +136,15 @@ def test_a_video_without_space_is_given_up_and_the_next_one_tried(
     assert "File too large" in caplog.messages[0]
 
 
+def test_a_video_that_has_no_name_yet_is_told_by_its_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    film = VideoConfig(save_video=True, video_base_dir=str(tmp_path / "file/videos"))
+    recorder = VideoRecorder(film, seed=0, control_hz=10)
+    recorder.write([np.zeros((128, 128, 3), np.uint8)], [["a line"]])
+    recorder.flush()
+    assert caplog.messages[0].startswith(f"video {tmp_path / 'file/videos/seed_0'} cannot be written (")
+
+
 def test_neither_video_nor_report_nor_logger_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them fail: no folder for the video, a folder in the report's place, no TensorBoard."""
     (tmp_path / "taken").touch()

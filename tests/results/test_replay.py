@@ -19,7 +19,7 @@ from rlinf.commands.selection import best_checkpoint
 from rlinf.config.load import load_config
 from rlinf.demos.probe import Probe
 from rlinf.errors import UserError
-from rlinf.results.result import read_result
+from rlinf.results.result import find_result, read_result
 from tests.runs import toy_config
 
 Actions = dict[tuple[int, int], bytes]  # (reset id, call of the episode) -> the actions that were executed
@@ -65,6 +65,25 @@ def test_a_toy_result_with_mixed_prompts_and_two_stages(tmp_path: Path, actions:
         run_replay(str(tmp_path), task="reach-rde")
     with pytest.raises(UserError, match="was played by the random policy, which has no files"):
         run_replay(f"{tmp_path}#0", policy=tmp_path)
+    whole = json.loads(find_result(tmp_path).read_text())
+    first = whole["episodes"][0]
+    for change, says in (
+        ({"config": {}}, "its config has no runner$"),
+        ({"config": whole["config"] | {"actor": {}}}, r"its config has no actor\.model"),
+        ({"batches": []}, r"its batches do not hold env_id 0 of episode #0"),
+        ({"batches": [[0, 99]]}, "episodes of env_id 99 have no instructions"),
+        ({"episodes": [first | {"instructions": []}]}, "episodes of env_id 0 have no instructions"),
+        ({"episodes": [first, first | {"index": 1}]}, "two of its episodes have the same reset_id"),
+        ({"episodes": []}, "it holds no episodes"),
+        ({"device": {"threads": "x"}}, "device.threads='x' must be an integer"),
+    ):
+        find_result(tmp_path).write_text(json.dumps(whole | change))
+        with pytest.raises(UserError, match=rf"result\.json is damaged: {says}"):
+            run_replay(f"{tmp_path}#0")
+    policy = {"kind": "checkpoint", "path": "absent", "sha256": "00", "training_run": None}
+    find_result(tmp_path).write_text(json.dumps(whole | {"policy": policy, "provenance": {}}))
+    with pytest.raises(UserError, match="was played by absent, which does not exist"):
+        run_replay(f"{tmp_path}#0")
 
 
 @pytest.mark.slow
@@ -102,6 +121,22 @@ def test_an_expert_result_and_what_differs_from_it(tmp_path: Path, actions: Acti
     changed(tmp_path, lambda content: content["protocol"].update({"simulator.version.toy": "1.0"}))
     with pytest.raises(UserError, match=r"cannot be replayed here: simulator\.version\.toy is None, recorded 1\.0"):
         run_replay(f"{tmp_path}#0")
+
+
+def test_episodes_are_found_by_their_index_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "pick#ed"
+    evaluate(folder, "toy_ppo_compact", "runner.eval_expert=true", "env.eval.num_trials=3", *TOY)
+    file = changed(folder, lambda content: content["episodes"].reverse())
+    for episode in run_replay(f"{folder}#2,0", film=False)[0]:
+        assert not episode.differences
+        assert episode.played.reset_id == episode.recorded.reset_id
+    assert [p.recorded.index for p in run_replay(str(file), task="reach-red", film=False)[0]] == [1, 0]
+    changed(folder, lambda content: content["episodes"].pop(0))
+    with pytest.raises(UserError, match="#2: its episodes are numbered 0 to 1"):
+        run_replay(f"{folder}#2")
+    ran = CliRunner().invoke(app, ["replay", f"{file}#0", "--output", str(file / "x")])
+    assert isinstance(ran.exception, UserError)
+    assert str(ran.exception).startswith(f"--output={file / 'x'} cannot be written: Not a directory")
 
 
 @pytest.mark.slow

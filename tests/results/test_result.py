@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,12 @@ from rlinf.config.load import load_config
 from rlinf.config.schema import Config
 from rlinf.data.types import EpisodeRecord
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.spec import env_spec, eval_trials, find_simulator, selection_ids
-from rlinf.errors import UserError
+from rlinf.envs.spec import env_spec, eval_trials, find_simulator, selection_ids, task_of
+from rlinf.errors import DiskFullError, UserError
 from rlinf.metrics.episode_summary import benchmark_table
 from rlinf.results.identity import files_hash
 from rlinf.results.protocol import benchmark_protocol, differences, evaluation_protocol, of_benchmark, protocol_hash
-from rlinf.results.result import read_result, results_of_run
+from rlinf.results.result import read_result, results_of_run, write_result
 from rlinf.simulators.contract import SetupError
 
 OWN = ["runner.logger.logger_backends=[]", "env.eval.num_processes=1", "env.eval.num_trials=6"]
@@ -56,6 +60,70 @@ def test_another_run_gets_another_folder_and_the_same_one_its_own(expert_run: Pa
     jobs.evaluate(config(expert_run, "runner.eval_expert=true", "env.eval.num_trials=1"))
     assert [p.parent.name for p in results_of_run(expert_run)] == ["step_0", "step_0_2"]
     assert len(read_result(results_of_run(expert_run)[0]).episodes) == 6
+
+
+def test_evaluations_that_end_at_once_lose_no_result(expert_run: Path, tmp_path: Path) -> None:
+    result = read_result(results_of_run(expert_run)[0])
+    ready = threading.Barrier(8)
+
+    def write(number: int) -> Path | None:
+        ready.wait()
+        return write_result(replace(result, run=f"run-{number}"), tmp_path).path
+
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(write, range(8)))
+    assert len(set(paths)) == 8
+    assert [read_result(path).run for path in paths if path is not None] == [f"run-{n}" for n in range(8)]
+    assert write_result(replace(result, run="run-3"), tmp_path).path == paths[3]  # its own is replaced
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["result.json"] * 8
+
+
+def test_a_result_that_cannot_be_written_leaves_no_folder(
+    expert_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "x")
+
+    monkeypatch.setattr("rlinf.results.result.write_file", full)
+    with pytest.raises(DiskFullError, match="No space left on device"):
+        write_result(read_result(expert_run), tmp_path)
+    assert list((tmp_path / "eval").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"config": None}, "config=None must be a block of keys"),
+        ({"protocol": ["x"]}, r"protocol=\['x'\] must be a block of keys"),
+        ({"device": None}, "device=None must be a block of keys"),
+        ({"policy": {"path": "x"}}, r"policy\.kind is missing"),
+        ({"policy": "x"}, "policy='x' must be a block of keys"),
+        ({"batches": [0]}, r"batches=\[0\] must be a list"),
+        ({"provenance": []}, r"provenance=\[\] must be a block"),
+        ({"episodes": [1]}, r"episodes=\[1\] must be a list, each item a block of keys"),
+        ({"success_once": "<b>"}, r"episodes\[0\]\.success_once='<b>' must be true or false"),
+        ({"instructions": ["x"]}, r"episodes\[0\]\.instructions=\['x'\] must be a list"),
+        ({"return": None}, r"episodes\[0\]\.return=None must be a number"),
+        ({"index": 1}, "two of its episodes have the same index"),
+    ],
+    ids=str,
+)
+def test_a_damaged_result_is_refused_by_field(
+    change: dict[str, Any], says: str, expert_run: Path, tmp_path: Path
+) -> None:
+    content, (name,) = json.loads(results_of_run(expert_run)[0].read_text()), change
+    (content if name in content else content["episodes"][0]).update(change)
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"^{file} is damaged: {says}"):
+        read_result(file)
+
+
+def test_a_measured_value_may_be_no_number(expert_run: Path, tmp_path: Path) -> None:
+    result = read_result(expert_run)
+    odd = replace(result.episodes[0], extra={"gap": math.nan}, episode_return=math.inf)
+    written = write_result(replace(result, episodes=(odd, *result.episodes[1:])), tmp_path)
+    assert read_result(tmp_path).episodes[0].episode_return == written.episodes[0].episode_return
 
 
 @pytest.mark.parametrize(
@@ -186,6 +254,18 @@ def test_policies_are_chosen_by_ids_that_no_evaluation_reports(simulator: str, s
         assert not reported & set(chosen_by)
         assert all(reset_id in spec.reset_ids["train"] for reset_id in chosen_by)
     assert selection_ids(spec, 64, 0) != selection_ids(spec, 64, 3)
+
+
+def test_no_layout_is_chosen_by_twice_and_every_task_equally_often() -> None:
+    tasks = env_spec(EnvConfig(env_type="metaworld", task_suite_name="metaworld_50"))
+    chosen_by = selection_ids(tasks, 32, 3, whole_rounds=True)
+    assert len(chosen_by) == len({task_of(tasks, "train", reset_id) for reset_id in chosen_by}) == 50
+    assert len(selection_ids(tasks, 32, 3)) == 32
+    listed = env_spec(EnvConfig(env_type="metaworld", task_suite_name=["reach-v3", "door-close-v3", "push-v3"]))
+    assert len(selection_ids(listed, 7, 0, whole_rounds=True)) == 9
+    few = replace(tasks, reset_ids={**tasks.reset_ids, "train": range(10, 15)})
+    for seed in range(3):
+        assert sorted(selection_ids(few, 32, seed, whole_rounds=True)) == list(range(10, 15))
 
 
 def test_a_suite_without_training_layouts_says_so() -> None:
