@@ -175,7 +175,8 @@ def _compared(contestants: Sequence[Contestant], alpha: float) -> Comparison:
 
 
 def _print_progress(total: int, contestants: Sequence[Contestant], found: Comparison) -> None:
-    rates = ", ".join(f"{c.name} {sum(c.outcomes.values())}/{len(c.outcomes)}" for c in contestants)
+    standings = {s.name: s for s in found.standings}
+    rates = ", ".join(f"{c.name} {standings[c.name].successes}/{standings[c.name].trials}" for c in contestants)
     decided = f"{sum(pair.decided for pair in found.pairs)} of {len(found.pairs)} comparisons decided"
     print(
         f"{total} trials: {rates}; {points(found.pairs[0].overall) if len(found.pairs) == 1 else decided}", flush=True

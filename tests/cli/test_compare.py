@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf.commands.compare import play_until_decided, run_compare
-from rlinf.commands.contestants import labels, split_arguments
+from rlinf.commands.contestants import Recorded, labels, split_arguments
 from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
 from rlinf.results.comparison import Trial
@@ -171,7 +171,7 @@ class Scripted:
 
     def play(self, reset_ids: Sequence[int]) -> None:
         self.batches.append(len(reset_ids))
-        self.outcomes |= {("suite", "task", reset_id): reset_id < self.skill for reset_id in reset_ids}
+        self.outcomes |= {("suite", "task-0", reset_id): reset_id < self.skill for reset_id in reset_ids}
 
 
 def test_a_policy_whose_comparisons_are_decided_plays_no_more() -> None:
@@ -180,6 +180,14 @@ def test_a_policy_whose_comparisons_are_decided_plays_no_more() -> None:
     assert play_until_decided(players, trials, alpha=0.05) == "all trials"
     assert bad.batches == [16]
     assert good.batches == better.batches == [16, 16, 32, 64, 128, 44]
+
+
+def test_progress_counts_the_trials_of_a_result_that_were_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Recorded("old", "old", read_result(result(tmp_path / "old", 100, range(100))))
+    assert play_until_decided([recorded, Scripted("new", 0)], rounds(dict.fromkeys(range(100)), 0), 0.05) == "verdict"
+    assert capsys.readouterr().out.startswith("16 trials: old 16/16, new 0/16; -100.0 points")
 
 
 def test_playing_ends_with_the_verdict() -> None:
