@@ -75,6 +75,8 @@ def run_compare(
             if found.played:
                 about = {"stopped": stopped, "seed": seed, "max_pairs": len(trials)}
                 _write(folder / FILE, contestants, found, about)
+            if stopped == INTERRUPTED:
+                _print_so_far(found, folder, players)
         print_comparison(found)
         if players and stopped == ALL_TRIALS and not all(pair.decided for pair in found.pairs):
             print("all trials were played; --max-pairs N plays more where the benchmark holds out more")
@@ -195,6 +197,15 @@ def print_comparison(found: Comparison) -> None:
     for pair in found.pairs:
         print(sentence(pair))
         _print_tasks(pair)
+
+
+def _print_so_far(found: Comparison, folder: Path, players: Sequence[Played]) -> None:
+    """Say what an interrupted comparison has found, and where it lies."""
+    if found.played:
+        print_comparison(found)
+        print(f"comparison so far: {folder / FILE}", flush=True)
+    elif written := [str(player.file) for player in players if player.file is not None]:
+        print(f"nothing was compared yet; what was played: {', '.join(written)}", flush=True)
 
 
 def sentence(pair: PairFinding) -> str:

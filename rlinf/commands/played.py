@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,11 +74,12 @@ class Played:
         self.outcomes |= {(r.suite, r.task, r.reset_id): r.success_once for r in records}
 
     def write(self) -> None:
-        """Write the result.json of all that was played, as an evaluation of these trials does."""
+        """Write the result.json of all that was played, as an evaluation of these trials does; prints warnings alone."""
         if self._player is None:
             return
         cfg = _with_trials(self.cfg, [record.reset_id for record in self._records])
-        log, step = RunLog(cfg), step_of(cfg.runner.ckpt_path)
+        said = io.StringIO()
+        log, step = RunLog(cfg, stream=said), step_of(cfg.runner.ckpt_path)
         try:
             log.start_evaluation(step)
             log.evaluated(step, self._records, self._player)
@@ -85,6 +87,9 @@ class Played:
             self.file = log.evaluations[-1]
         finally:
             log.close()
+            for line in said.getvalue().splitlines():
+                if line.startswith("warning: "):
+                    print(line)
 
 
 class _Quiet:

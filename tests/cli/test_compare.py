@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from rlinf.commands import compare
 from rlinf.commands.compare import play_until_decided, run_compare
 from rlinf.commands.contestants import Recorded, labels, split_arguments
+from rlinf.commands.played import Played
+from rlinf.config.load import load_config
 from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
 from rlinf.results.comparison import Trial
@@ -152,12 +155,44 @@ def test_policies_play_the_same_trials_until_there_is_a_verdict(
     content = json.loads((out / "comparison.json").read_text())
     assert content["stopped"] == "verdict"
     assert content["policies"][0]["result"] == "random/eval/step_0/result.json"
+    progress, verdict = capsys.readouterr().out.split("\n\n")  # nothing of the evaluations that are written
+    assert all(" trials: random " in line for line in progress.splitlines())
+    assert verdict.startswith("expert is better than random: ")
 
     again = run_compare([str(out / "random"), str(out / "expert")], output=tmp_path / "read")
     assert again.pairs[0].overall == found.pairs[0].overall
     mixed = run_compare([str(random.path), "expert"], output=tmp_path / "mixed")  # under the result's own settings
     assert mixed.pairs[0].overall == found.pairs[0].overall
     assert "expert is better than random" in capsys.readouterr().out
+
+
+def test_an_interrupted_comparison_tells_what_it_has_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Played.play
+    calls: list[str] = []
+
+    def interrupted(player: Played, reset_ids: Sequence[int]) -> None:
+        calls.append(player.name)
+        if len(calls) == 4:  # the second of both, in the second batch
+            raise KeyboardInterrupt
+        play(player, reset_ids)
+
+    monkeypatch.setattr(Played, "play", interrupted)
+    monkeypatch.setattr(compare, "find_contestants", lambda *_: twins)
+    cfg = load_config("toy_ppo_compact", [*TOY, "runner.eval_expert=true"], purpose="eval")
+    twins = [Played("one", "expert", cfg), Played("two", "expert", cfg)]
+    with pytest.raises(KeyboardInterrupt):
+        run_compare(["one", "two"], max_pairs=60, output=tmp_path / "out")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("12 trials: one ")
+    assert lines[2].startswith("two and one are not separable: +0.0 points [")
+    assert " after 12 pairs (" in lines[2]
+    assert lines[-1] == f"comparison so far: {tmp_path}/out/comparison.json"
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert content["stopped"] == "interrupted"
+    assert [policy["success"]["trials"] for policy in content["policies"]] == [12, 12]
+    assert len(read_result(tmp_path / "out" / "one").episodes) == 24
 
 
 class Scripted:
