@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rlinf.commands.contestants import COMPARISON as FILE
 from rlinf.commands.contestants import Recorded, find_contestants
 from rlinf.commands.run_folders import new_folder
 from rlinf.config.schema import TIME
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rlinf.commands.played import Played
 
 Contestant: TypeAlias = "Recorded | Played"
-SCHEMA, VERSION, FILE = "rlinf-comparison", 1, "comparison.json"
+SCHEMA, VERSION = "rlinf-comparison", 1
 OUTPUT = f"logs/{TIME}-compare"
 VERDICT, ALL_TRIALS, INTERRUPTED = "verdict", "all trials", "interrupted"  # why a comparison ended
 logger = logging.getLogger(__name__)
@@ -59,10 +60,13 @@ def run_compare(
     trials = _trials(contestants, max_pairs)
     for player in players:
         player.check()
+    _warn_of_equal_policies(contestants)
     with _output_folder(output) as folder:
         taken: set[Path] = set()
         for player in players:
-            own = first_free(folder / re.sub(r"[^\w.-]+", "-", player.name).strip("-"), taken.__contains__)
+            own = first_free(
+                folder / (re.sub(r"[^\w.-]+", "-", player.name).strip("-") or "policy"), taken.__contains__
+            )
             taken.add(own)
             player.write_to(own)
         stopped = INTERRUPTED
@@ -107,6 +111,15 @@ def check_protocols(contestants: Sequence[Contestant]) -> None:
         own = [d for d in differences(_acting(first), _acting(other)) if None not in (d.first, d.second)]
         if own:
             print(f"{first.name} and {other.name} act under settings of their own; {', '.join(map(str, own))}")
+
+
+def _warn_of_equal_policies(contestants: Sequence[Contestant]) -> None:
+    """Say which policies have the same files, wherever these lie."""
+    known: dict[str, str] = {}
+    for contestant in contestants:
+        digest = contestant.identity.sha256
+        if digest is not None and (first := known.setdefault(digest, contestant.name)) != contestant.name:
+            print(f"warning: {first} and {contestant.name} are the same policy, file by file")
 
 
 def _of_trial(contestant: Contestant) -> dict[str, Any]:
@@ -278,11 +291,11 @@ def _relative(file: Path | None, folder: Path) -> str | None:
 def _output_folder(output: Path | None) -> Iterator[Path]:
     """A folder that holds nothing yet, locked for the block."""
     if output is None:
-        with new_folder(OUTPUT) as folder:
+        with new_folder(OUTPUT, key="--output") as folder:
             yield folder
         return
     folder = output.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output={output} exists and is not an empty folder; choose another one")
-    with locked(folder, logger.warning):
+    with locked(folder, logger.warning, key="--output"):
         yield folder

@@ -43,7 +43,7 @@ def result(folder: Path, solved: int, reset_ids: range, tasks: int = 1, **protoc
             step=0,
             run="12345678",
             recipe="recipe",
-            policy=PolicyIdentity("checkpoint", f"checkpoints/{folder.name}", "00"),
+            policy=PolicyIdentity("checkpoint", f"checkpoints/{folder.name}", f"digest of {folder.name}"),
             protocol=PROTOCOL | {"trials.count": len(episodes)} | protocol,
             success=asdict(Rate.of(e.success_once for e in episodes)),
             groups={},
@@ -69,6 +69,22 @@ def test_results_are_compared_on_the_trials_that_both_hold(tmp_path: Path, capsy
     assert "weak: 60 trials, 40 of them in all results" in text
     assert "strong is better than weak: +100.0 points [+" in text
     assert "after 40 pairs (40 solved by strong alone, 0 by weak alone, 0 by both, 0 by neither)" in text
+
+
+def test_folders_that_hold_results_alone_are_results_under_the_names_that_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one shares them: eval/step_N/result.json, and no run.json beside them."""
+    for name, solved in (("random", 0), ("picked", 40)):
+        result(tmp_path / name, solved, range(40))
+    run_compare([str(tmp_path / "random"), str(tmp_path / "picked")], output=tmp_path / "out")
+    assert "picked is better than random: +100.0 points" in capsys.readouterr().out
+
+
+def test_results_of_one_policy_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / "x" / "a", tmp_path / "y" / "a"]
+    run_compare([result(folder, 5, range(40)) for folder in folders], output=tmp_path / "out")
+    assert "warning: x and y are the same policy, file by file" in capsys.readouterr().out
 
 
 def test_what_was_found_is_written_and_never_replaced(tmp_path: Path) -> None:
@@ -119,13 +135,31 @@ def test_several_results_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_mistakes_are_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     one, other = result(tmp_path / "a", 5, range(20)), result(tmp_path / "b", 5, range(20, 40))
-    (tmp_path / "policy").mkdir()
+    result(tmp_path / "b2", 5, range(20))
+    for name in ("policy", "empty", "compared"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "policy" / "config.json").write_text('{"rlinf": {"model_type": "my_model"}}')
+    (tmp_path / "compared" / "comparison.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("")
+    damaged = Path(result(tmp_path / "damaged", 5, range(20)))
+    damaged.write_text(damaged.read_text()[:400])
+    monkeypatch.setattr(Played, "play", lambda *_: pytest.fail("played before all was checked"))
     for arguments, options, message in (
         ([one], {}, "1 to compare; name 2 to 26"),
         ([one, "nowhere"], {}, "nowhere does not exist; name a policy folder"),
         ([one, other], {}, "no trial in common"),
         ([one, one], {"alpha": 1.5}, "alpha=1.5 must lie between 0 and 1"),
-        (["policy", "expert"], {}, "policy lies in no run whose settings could be used"),
+        (["policy", "expert"], {}, "policy lies in no run whose settings could be used; name the recipe to play under"),
+        (["expert", "random"], {}, "^expert and random need --recipe NAME"),
+        ([one, "empty"], {}, "^empty is no policy, run or result: "),
+        ([one, "compared"], {}, "^compared is no policy, .* written by `rlinf compare`: name the results in it"),
+        ([one, "notes.txt"], {}, r"^notes\.txt is no policy, run or result"),
+        ([one, "damaged"], {}, r"damaged/eval/step_0/result\.json is damaged"),
+        ([one, one], {}, "is named twice"),
+        ([one, "a"], {}, r"result\.json and a both mean "),
+        (["expert", "random", "expert"], {"recipe": "toy_ppo_compact"}, "^expert is named twice"),
+        (["expert", "policy"], {"recipe": "toy_ppo_compact"}, "policy/config.json: it is a checkpoint of my_model"),
+        ([one, "b2"], {"output": Path("notes.txt/x")}, r"^--output=notes\.txt/x cannot be written: Not a directory"),
         (
             ["expert", "random"],
             {"recipe": "toy_ppo_compact", "max_pairs": 5000},
@@ -236,6 +270,10 @@ def test_playing_ends_with_the_verdict() -> None:
 def test_names_are_as_short_as_they_can_be() -> None:
     assert labels(["logs/q/sft", "logs/q/q/checkpoints/global_step_80"]) == ["sft", "global_step_80"]
     assert labels(["logs/a/eval/step_0/result.json", "logs/b/eval/step_0"]) == ["a", "b"]
+    assert labels(["logs/a/eval/step_4/result.json", "logs/b"]) == ["a", "b"]
+    assert labels(["logs/a/eval/step_4", "logs/a/eval/step_8"]) == ["step_4", "step_8"]
+    assert labels(["logs/a/eval/step_4", "logs/a"]) == ["step_4", "a"]
+    assert labels([".", "expert"]) == [Path.cwd().name, "expert"]
     assert labels(["x/a/1", "y/a/2", "x/b/1"]) == ["a/1", "a/2", "b/1"]
     assert labels(["p", "p", "expert"]) == ["p", "p (2)", "expert"]
     assert labels(["result.json", "expert"]) == ["result.json", "expert"]

@@ -65,7 +65,7 @@ def test_another_run_gets_another_folder_and_the_same_one_its_own(expert_run: Pa
         ("[]", "schema must be 'rlinf-result'"),
         ('{"schema": "rlinf-result", "version": 2}', "has version 2, this rlinf reads version 1"),
         ('{"schema": "rlinf-result", "version": 1}', "is damaged"),
-        ("{", "cannot be read"),
+        ("{", "is damaged, it is no whole JSON file"),
     ],
 )
 def test_what_is_no_result_is_refused(text: str, says: str, tmp_path: Path) -> None:
