@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rlinf.commands.contestants import COMPARISON as FILE
 from rlinf.commands.contestants import Recorded, find_contestants
 from rlinf.commands.run_folders import new_folder
 from rlinf.config.schema import TIME
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rlinf.commands.played import Played
 
 Contestant: TypeAlias = "Recorded | Played"
-SCHEMA, VERSION, FILE = "rlinf-comparison", 1, "comparison.json"
+SCHEMA, VERSION = "rlinf-comparison", 1
 OUTPUT = f"logs/{TIME}-compare"
 VERDICT, ALL_TRIALS, INTERRUPTED = "verdict", "all trials", "interrupted"  # why a comparison ended
 logger = logging.getLogger(__name__)
@@ -59,10 +60,13 @@ def run_compare(
     trials = _trials(contestants, max_pairs)
     for player in players:
         player.check()
+    _warn_of_equal_policies(contestants)
     with _output_folder(output) as folder:
         taken: set[Path] = set()
         for player in players:
-            own = first_free(folder / re.sub(r"[^\w.-]+", "-", player.name).strip("-"), taken.__contains__)
+            own = first_free(
+                folder / (re.sub(r"[^\w.-]+", "-", player.name).strip("-") or "policy"), taken.__contains__
+            )
             taken.add(own)
             player.write_to(own)
         stopped = INTERRUPTED
@@ -75,6 +79,8 @@ def run_compare(
             if found.played:
                 about = {"stopped": stopped, "seed": seed, "max_pairs": len(trials)}
                 _write(folder / FILE, contestants, found, about)
+            if stopped == INTERRUPTED:
+                _print_so_far(found, folder, players)
         print_comparison(found)
         if players and stopped == ALL_TRIALS and not all(pair.decided for pair in found.pairs):
             print("all trials were played; --max-pairs N plays more where the benchmark holds out more")
@@ -105,6 +111,15 @@ def check_protocols(contestants: Sequence[Contestant]) -> None:
         own = [d for d in differences(_acting(first), _acting(other)) if None not in (d.first, d.second)]
         if own:
             print(f"{first.name} and {other.name} act under settings of their own; {', '.join(map(str, own))}")
+
+
+def _warn_of_equal_policies(contestants: Sequence[Contestant]) -> None:
+    """Say which policies have the same files, wherever these lie."""
+    known: dict[str, str] = {}
+    for contestant in contestants:
+        digest = contestant.identity.sha256
+        if digest is not None and (first := known.setdefault(digest, contestant.name)) != contestant.name:
+            print(f"warning: {first} and {contestant.name} are the same policy, file by file")
 
 
 def _of_trial(contestant: Contestant) -> dict[str, Any]:
@@ -175,7 +190,8 @@ def _compared(contestants: Sequence[Contestant], alpha: float) -> Comparison:
 
 
 def _print_progress(total: int, contestants: Sequence[Contestant], found: Comparison) -> None:
-    rates = ", ".join(f"{c.name} {sum(c.outcomes.values())}/{len(c.outcomes)}" for c in contestants)
+    standings = {s.name: s for s in found.standings}
+    rates = ", ".join(f"{c.name} {standings[c.name].successes}/{standings[c.name].trials}" for c in contestants)
     decided = f"{sum(pair.decided for pair in found.pairs)} of {len(found.pairs)} comparisons decided"
     print(
         f"{total} trials: {rates}; {points(found.pairs[0].overall) if len(found.pairs) == 1 else decided}", flush=True
@@ -194,6 +210,15 @@ def print_comparison(found: Comparison) -> None:
     for pair in found.pairs:
         print(sentence(pair))
         _print_tasks(pair)
+
+
+def _print_so_far(found: Comparison, folder: Path, players: Sequence[Played]) -> None:
+    """Say what an interrupted comparison has found, and where it lies."""
+    if found.played:
+        print_comparison(found)
+        print(f"comparison so far: {folder / FILE}", flush=True)
+    elif written := [str(player.file) for player in players if player.file is not None]:
+        print(f"nothing was compared yet; what was played: {', '.join(written)}", flush=True)
 
 
 def sentence(pair: PairFinding) -> str:
@@ -266,11 +291,11 @@ def _relative(file: Path | None, folder: Path) -> str | None:
 def _output_folder(output: Path | None) -> Iterator[Path]:
     """A folder that holds nothing yet, locked for the block."""
     if output is None:
-        with new_folder(OUTPUT) as folder:
+        with new_folder(OUTPUT, key="--output") as folder:
             yield folder
         return
     folder = output.expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output={output} exists and is not an empty folder; choose another one")
-    with locked(folder, logger.warning):
+    with locked(folder, logger.warning, key="--output"):
         yield folder

@@ -18,9 +18,9 @@ from rlinf.config.schema import Config
 from rlinf.errors import UserError
 from rlinf.results.comparison import Trial
 from rlinf.results.identity import PolicyIdentity
-from rlinf.results.result import FILE, Result, read_result, saved_config
-from rlinf.storage.run_folder import read_record
-from rlinf.storage.step_checkpoint import newest_of_run, verify_ckpt_path
+from rlinf.results.result import FILE, Result, read_result, results_of_run, saved_config
+from rlinf.storage.run_folder import RECORD, read_record
+from rlinf.storage.step_checkpoint import checkpoints_of_run, newest_of_run, policy_folder, verify_ckpt_path
 
 if TYPE_CHECKING:
     from rlinf.commands.played import Played
@@ -32,6 +32,8 @@ NOTHING = [
     "actor.model.model_path=null",
     "actor.model.lora_path=null",
 ]
+COMPARISON = "comparison.json"
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")  # endings of files that policies are stored in
 _REMOVED_KEY = re.compile(r"~[a-z_]+(\.\w+)*")
 
 
@@ -71,25 +73,44 @@ def find_contestants(arguments: Sequence[str], recipe: str | None, overrides: Se
     """
     paths = [None if text in (EXPERT, RANDOM) else _found(text) for text in arguments]
     results = [read_result(path) if path is not None and _holds_result(path) else None for path in paths]
-    places = [result.path if result is not None else path for path, result in zip(paths, results, strict=True)]
-    names = labels([text if place is None else str(place) for text, place in zip(arguments, places, strict=True)])
+    _refuse_the_same(arguments, [r.path if r is not None else p for p, r in zip(paths, results, strict=True)])
     settings = [recipe or r or (p and run_settings(p)) for p, r in zip(paths, results, strict=True)]
     default = next((found for found in settings if found is not None), None)
+    if default is None:
+        raise UserError(_without_settings(arguments))
     made: list[Recorded | Played] = []
-    for text, name, path, result, own in zip(arguments, names, paths, results, settings, strict=True):
+    for text, name, path, result, own in zip(arguments, labels(arguments), paths, results, settings, strict=True):
         if result is not None:
             made.append(Recorded(name, text, result))
             continue
-        if (used := own or default) is None:
-            raise UserError(
-                f"{text} lies in no run whose settings could be used; name the recipe that it was trained with: "
-                "--recipe NAME, and settings as KEY=VALUE"
-            )
-        cfg = _load(used, [*overrides, *_policy_settings(text, path)])
+        cfg = _load(own or default, [*overrides, *_policy_settings(text, path)])
         from rlinf.commands.played import Played
 
         made.append(Played(name, text, cfg))
     return made
+
+
+def _refuse_the_same(arguments: Sequence[str], places: Sequence[Path | None]) -> None:
+    """Refuse a policy or a result that is named twice, however it is written."""
+    named: dict[str | Path, str] = {}
+    for text, place in zip(arguments, places, strict=True):
+        meant = text if place is None else place.resolve()
+        if (first := named.get(meant)) is not None:
+            same = f"{text} is named twice" if first == text else f"{first} and {text} both mean {place}"
+            raise UserError(f"{same}; each policy or result is compared once")
+        named[meant] = text
+
+
+def _without_settings(arguments: Sequence[str]) -> str:
+    """What is missing where no argument has settings to play under."""
+    paths = [text for text in arguments if text not in (EXPERT, RANDOM)]
+    if not paths:
+        return f"{' and '.join(arguments)} need --recipe NAME: the recipe whose trials they play"
+    lie = "lies" if len(paths) == 1 else "lie"
+    return (
+        f"{' and '.join(paths)} {lie} in no run whose settings could be used; name the recipe to play under: "
+        "--recipe NAME, and settings as KEY=VALUE"
+    )
 
 
 def _load(settings: str | Path | Result, overrides: Sequence[str]) -> Config:
@@ -109,8 +130,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def labels(arguments: Sequence[str]) -> list[str]:
-    """A short name for each argument: the end of its path, without what all paths end with."""
-    parts = [[p for p in Path(text).parts if p != FILE] or [text] for text in arguments]
+    """A short name for each argument: the end of its path as it was typed, without what all paths end with.
+
+    A result is called by its run folder; by its step where several of one folder are named.
+    """
+    parts = [[p for p in _typed(text).parts if p != FILE] or [text] for text in arguments]
+    runs = [p[:-2] if len(p) > 2 and p[-2] == "eval" and p[-1].startswith("step_") else p for p in parts]
+    if len({tuple(p) for p in runs}) == len({tuple(p) for p in parts}):
+        parts = runs
     while len({tuple(p) for p in parts}) > 1 and len({p[-1] for p in parts}) == 1 and min(map(len, parts)) > 1:
         parts = [p[:-1] for p in parts]
     longest = max(map(len, parts))
@@ -122,23 +149,59 @@ def labels(arguments: Sequence[str]) -> list[str]:
     ]
 
 
+def _typed(text: str) -> Path:
+    """The path of an argument; one that ends with no name (`.`, `..`) in full."""
+    path = Path(text)
+    return path if path.name not in ("", "..") else path.resolve()
+
+
 def _found(text: str) -> Path:
-    """The path of an argument, of a run folder its newest checkpoint; refuses one that does not exist."""
+    """The path of an argument, of a run folder its newest checkpoint; refuses what is no policy, run or result."""
     path = Path(os.path.expanduser(text))
     if not path.exists():
         raise UserError(
             f"{text} does not exist; name a policy folder, a checkpoint (global_step_N), a run folder, a {FILE}, "
             f"or one of the words {EXPERT} and {RANDOM}"
         )
-    return path if _holds_result(path) else newest_of_run(text, key="policy") or path
+    if _holds_result(path):
+        return path
+    if (newest := newest_of_run(text, key="policy")) is not None:
+        print(f"{text} is a run; its newest checkpoint is compared, {newest}")
+        return newest
+    if not _holds_policy(path):
+        verify_ckpt_path(text, key="policy")  # of a damaged global_step_N, what it lacks
+        compared = (
+            "; it was written by `rlinf compare`: name the results in it" if (path / COMPARISON).is_file() else ""
+        )
+        raise UserError(
+            f"{text} is no policy, run or result: it holds no config.json, no weights, no checkpoint and no "
+            f"eval/step_N/{FILE}{compared}"
+        )
+    return path
 
 
 def _holds_result(path: Path) -> bool:
-    """Whether a path is a result, and no policy: result.json, eval/step_N, or the folder of an evaluation."""
+    """Whether a path is a result, and no policy: result.json, eval/step_N, or a folder of evaluations alone."""
     if path.is_file():
         return path.suffix == ".json"
-    record = read_record(path)
-    return (path / FILE).is_file() or (record is not None and record.kind == "eval")
+    if (path / FILE).is_file():
+        return True
+    try:
+        record = read_record(path)
+    except UserError as error:
+        raise UserError(f"{path / RECORD} cannot be read ({error.__cause__})") from error
+    if record is not None and record.kind == "eval":
+        return True
+    return bool(results_of_run(path)) and not checkpoints_of_run(path) and not _holds_policy(path)
+
+
+def _holds_policy(path: Path) -> bool:
+    """Whether a path is a file of weights, or a folder with such files or a config.json."""
+    if (folder := policy_folder(str(path))) is None:
+        return path.suffix in WEIGHTS
+    places = (folder, folder / "model_state_dict", folder / "actor" / "model_state_dict")
+    files = [file for place in places if place.is_dir() for file in place.iterdir()]
+    return (folder / "config.json").is_file() or any(file.suffix in WEIGHTS for file in files)
 
 
 def _policy_settings(text: str, path: Path | None) -> list[str]:

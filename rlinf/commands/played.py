@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from rlinf.demos.player import check_expert, play_trials
 from rlinf.envs.spec import env_spec
 from rlinf.metrics.episode_summary import evaluation_metrics
 from rlinf.metrics.run_log import Player, RunLog
+from rlinf.models.files.pretrained import PretrainedPolicy
+from rlinf.models.policy import find_policy
 from rlinf.results.comparison import Trial
 from rlinf.results.identity import PolicyIdentity, policy_identity
 from rlinf.results.protocol import evaluation_protocol
@@ -40,11 +43,15 @@ class Played:
         return self._player.policy if self._player is not None else policy_identity(self.cfg)
 
     def check(self) -> None:
-        """Refuse what this machine cannot play, before anything is loaded."""
+        """Refuse what this machine cannot play, or a policy of another model, before any weights are loaded."""
         if self.cfg.runner.eval_expert:
             check_expert(self.cfg.env.eval)
         jobs.check_machine(self.cfg)
         check_backend(make_plan(self.cfg))
+        model = self.cfg.actor.model
+        policy = find_policy(model.model_type)
+        if self.cfg.runner.ckpt_path is not None and issubclass(policy, PretrainedPolicy):
+            policy.action_path(model)  # reads config.json and statistics
 
     def write_to(self, folder: Path) -> None:
         """Have everything written below `folder`."""
@@ -73,11 +80,12 @@ class Played:
         self.outcomes |= {(r.suite, r.task, r.reset_id): r.success_once for r in records}
 
     def write(self) -> None:
-        """Write the result.json of all that was played, as an evaluation of these trials does."""
+        """Write the result.json of all that was played, as an evaluation of these trials does; print its warnings."""
         if self._player is None:
             return
         cfg = _with_trials(self.cfg, [record.reset_id for record in self._records])
-        log, step = RunLog(cfg), step_of(cfg.runner.ckpt_path)
+        said = io.StringIO()
+        log, step = RunLog(cfg, stream=said), step_of(cfg.runner.ckpt_path)
         try:
             log.start_evaluation(step)
             log.evaluated(step, self._records, self._player)
@@ -85,6 +93,9 @@ class Played:
             self.file = log.evaluations[-1]
         finally:
             log.close()
+            for line in said.getvalue().splitlines():
+                if line.startswith("warning: "):
+                    print(line)
 
 
 class _Quiet:

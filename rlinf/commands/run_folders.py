@@ -17,6 +17,7 @@ from rlinf.config.schema import TIME, Config
 from rlinf.errors import UserError
 from rlinf.storage.redaction import FromEnvironment, redacted
 from rlinf.storage.run_folder import (
+    LOG_PATH,
     RECORD,
     FolderInUseError,
     RunRecord,
@@ -100,10 +101,10 @@ def in_folder(cfg: Config, folder: Path | str) -> Config:
 
 
 @contextmanager
-def new_folder(template: str) -> Iterator[Path]:
+def new_folder(template: str, *, key: str = LOG_PATH) -> Iterator[Path]:
     """A folder that did not exist, with the time in place of `<time>`, locked for the block; removed if it stays empty.
 
-    It is numbered where two runs begin in one second.
+    It is numbered where two runs begin in one second. `key` is the setting or option that names it.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for number in itertools.count(1):
@@ -113,10 +114,10 @@ def new_folder(template: str) -> Iterator[Path]:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"runner.logger.log_path={folder} cannot be written: {error.strerror}") from error
+            raise UserError(f"{key}={folder} cannot be written: {error.strerror}") from error
         break
     try:
-        with locked(folder, logger.warning):
+        with locked(folder, logger.warning, key=key):
             yield folder
     finally:
         remove_if_empty(folder)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import torch
 
@@ -70,15 +70,16 @@ class RunListener(Protocol):
 class RunLog:
     """Writes metrics and episode records of one run below runner.logger.log_path, and shows them on the console.
 
-    The folder is touched once the run starts, when all that may refuse it has been asked.
+    The folder is touched once the run starts, when all that may refuse it has been asked. `stream` is where the console
+    writes, by default stdout.
     """
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: Config, *, stream: TextIO | None = None) -> None:
         self.cfg = cfg
         self.folder = Path(cfg.runner.logger.log_path)
         self.run_id = cfg.runner.run_id or new_run_id()
         check_backends(cfg.runner.logger)
-        self.console = RunConsole(self.folder, table_interval=cfg.runner.logger.table_interval)
+        self.console = RunConsole(self.folder, table_interval=cfg.runner.logger.table_interval, stream=stream)
         self.logger: MetricLogger | None = None
         self.evaluations: list[Path] = []
         self._last_result: Result | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,7 +47,7 @@ class Standing:
     rank: int  # 1 + the policies that are better
     groups: str  # letters; policies that share one cannot be told apart
     successes: int
-    trials: int
+    trials: int  # that another one has played, too
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,18 @@ def compare_outcomes(policies: Mapping[str, Outcomes], alpha: float = ALPHA) -> 
     """
     couples = list(itertools.combinations(policies, 2))
     findings = tuple(_compare(policies, a, b, alpha / len(couples)) for a, b in couples)
-    return Comparison(alpha, findings, _ranking(policies, findings))
+    return Comparison(alpha, findings, _ranking(paired_trials(policies), findings))
 
 
 def common_trials(policies: Mapping[str, Outcomes]) -> set[Trial]:
     """Trials that all of them have played."""
     return set.intersection(*(set(outcomes) for outcomes in policies.values()))
+
+
+def paired_trials(policies: Mapping[str, Outcomes]) -> dict[str, Outcomes]:
+    """Of each policy, the trials that another one has played too."""
+    played = Counter(itertools.chain.from_iterable(policies.values()))
+    return {name: {t: own for t, own in outcomes.items() if played[t] > 1} for name, outcomes in policies.items()}
 
 
 def _compare(policies: Mapping[str, Outcomes], a: str, b: str, alpha: float) -> PairFinding:

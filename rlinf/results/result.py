@@ -136,8 +136,10 @@ def read_result(path: str | Path) -> Result:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; evaluations write <run folder>/eval/step_N/{FILE}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read ({error})") from error
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is damaged, it is no whole JSON file: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         older = isinstance(content, dict) and "episodes" in content
         hint = "it is of an earlier version of rlinf: evaluate again" if older else f"schema must be {SCHEMA!r}"

@@ -20,6 +20,7 @@ from rlinf.storage.redaction import redacted
 
 RECORD, LOCK = "run.json", "run.lock"
 LOOKING_SECONDS = 0.5  # far more than a look at whether a folder is locked takes
+LOG_PATH = "runner.logger.log_path"  # the setting that names the folder
 
 
 class FolderInUseError(UserError):
@@ -93,20 +94,20 @@ def holds_results(folder: Path) -> bool:
 
 
 @contextmanager
-def locked(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
+def locked(folder: Path, warn: Callable[[str], None], *, key: str = LOG_PATH) -> Iterator[None]:
     """Be the only one who writes to a folder for the block, or raise FolderInUseError naming who does.
 
     The kernel gives the lock back when its holder dies, however that happens; what a dead process of this machine left
-    is taken over. A folder that is made here and left empty is removed.
+    is taken over. A folder that is made here and left empty is removed. `key` is the setting or option that named it.
     """
     path, new = folder / LOCK, not folder.exists()
     try:
         make_folder(folder)
-        descriptor = _acquire(path, warn)
+        descriptor = _acquire(path, warn, key)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(describe_process()).encode(), 0)
     except OSError as error:
-        raise UserError(f"runner.logger.log_path={folder} cannot be written: {error.strerror}") from error
+        raise UserError(f"{key}={folder} cannot be written: {error.strerror}") from error
     try:
         yield
     finally:
@@ -134,7 +135,7 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _acquire(path: Path, warn: Callable[[str], None]) -> int:
+def _acquire(path: Path, warn: Callable[[str], None], key: str) -> int:
     """An open descriptor of the lock file that this process holds."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -146,7 +147,7 @@ def _acquire(path: Path, warn: Callable[[str], None]) -> int:
             if not free or (holder and holder["host"] != socket.gethostname()):
                 who = _describe(holder) if holder else "another process"
                 hint = f"; if that run is over, delete {path}" if free else ""
-                where = f"runner.logger.log_path={path.parent}"
+                where = f"{key}={path.parent}"
                 raise FolderInUseError(f"{where} is in use by {who}: wait for it, or choose another folder{hint}")
             if _is_same_file(path, descriptor):
                 if holder:

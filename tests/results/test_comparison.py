@@ -70,3 +70,16 @@ def test_json_holds_the_ranking_and_every_pair() -> None:
     assert content["ranking"][0]["successes"] == 30
     assert content["pairs"][0]["better"] == "b"
     assert content["pairs"][0]["overall"]["pairs"] == {"only_b": 29, "only_a": 0, "both": 1, "neither": 10}
+
+
+def test_success_counts_the_trials_that_another_policy_has_played() -> None:
+    """A result of 32 trials beside a policy that has played 16 of them; a third one stopped after 8."""
+    recorded, played, stopped = outcomes(6, 32), outcomes(9, 16), outcomes(1, 8)
+    two = compare_outcomes({"recorded": {t: won for t, won in recorded.items() if t[2] >= 2}, "played": played})
+    assert {s.name: (s.successes, s.trials) for s in two.standings} == {"played": (7, 14), "recorded": (4, 14)}
+    three = compare_outcomes({"recorded": recorded, "played": played, "stopped": stopped})
+    assert {s.name: (s.successes, s.trials) for s in three.standings} == {
+        "recorded": (6, 16),
+        "played": (9, 16),
+        "stopped": (1, 8),
+    }

@@ -133,7 +133,7 @@ def test_a_measured_value_may_be_no_number(expert_run: Path, tmp_path: Path) -> 
         ("[]", "schema must be 'rlinf-result'"),
         ('{"schema": "rlinf-result", "version": 2}', "has version 2, this rlinf reads version 1"),
         ('{"schema": "rlinf-result", "version": 1}', "is damaged"),
-        ("{", "cannot be read"),
+        ("{", "is damaged, it is no whole JSON file"),
     ],
 )
 def test_what_is_no_result_is_refused(text: str, says: str, tmp_path: Path) -> None:
