@@ -61,7 +61,7 @@ def test_a_resumed_run_plays_and_learns_what_an_uninterrupted_one_does(tmp_path:
         finally:
             runner.close()
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        own = ("time/", "sync/", "run")  # of a run, not of what it learns
+        own = ("time/", "system/", "sync/", "run")  # of a run, not of what it learns
         return [{name: value for name, value in row.items() if not name.startswith(own)} for row in rows]
 
     straight = train(tmp_path / "straight", 2)
