@@ -134,7 +134,7 @@ TABLE = (
     Row(
         "claim",
         r"Compatibility patches applied|Apply RoboTwin compatibility patches .*",
-        "tests/simulators: nothing of mplib or SAPIEN is edited, the simulator's process mends them as it starts",
+        "simulators/robotwin/host.py: no package is edited, the simulator's process mends them as it starts",
     ),
     Row("claim", r"Videos from training and evaluation .*", "test_blocks_are_accepted"),
     Row("claim", r"assets_pathis correct.*|ROBOT_PLATFORMvariable is .*", "tests/config/test_robotwin_recipes.py"),
