@@ -19,9 +19,11 @@ from rlinf.progress import report
 from rlinf.simulators.child_program import OBSERVED
 from rlinf.simulators.contract import EnvSpec, task_number
 from rlinf.simulators.png import largest_png
+from rlinf.simulators.tiles import tile_size
 
 UNEVEN, MOST_UNEVEN = 1.25, 2.0  # times its share of the work that a process may get before tasks are loaded for it in
 # others: while tasks are being loaded anyway, and after
+FILMED = 3.0  # times as long as another that a filmed step is taken to be before one was measured
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,9 @@ class Fleet:
         self._failures = [0] * processes  # since `reset_failure_count`
         self._processes: list[SimProcess] = []
         self._shared: SharedArrays | None = None
-        self._spent: dict[int, tuple[float, int]] = {}  # seconds and steps of a task's episodes, by its number
+        self._num_recorded = num_recorded
+        # Seconds and steps of a task's episodes, by its number and whether a video shows them.
+        self._spent: dict[tuple[int, bool], tuple[float, int]] = {}
         self._ids_to_load: dict[int, int] = {}  # one of each task, by its number, where tasks are loaded ahead
         self._forget()
         self._routed, self._max_loaded = spec.loaded_task_bytes > 0, 0
@@ -147,13 +151,12 @@ class Fleet:
             return set()
         gone = self._load_ahead()
         tasks = {row: task_number(reset_id) for row, reset_id in reset_ids.items()}
-        known = {task: spent / steps for task, (spent, steps) in self._spent.items()}
-        usual = sum(known.values()) / len(known) if known else 1.0
-        seconds = {task: known.get(task, usual) for task in {*tasks.values(), *self._task_of.values()}}
+        seconds_of = self._seconds_per_step()
         going_on = [
-            sum(seconds[self._task_of[row]] for row in rows if row in running and row not in tasks)
+            sum(seconds_of(row, self._task_of[row]) for row in rows if row in running and row not in tasks)
             for rows in self.rows
         ]
+        seconds = {row: seconds_of(row, task) for row, task in tasks.items()}
         tolerated = MOST_UNEVEN if self._all_loaded else UNEVEN
         self._process_of |= assign(tasks, seconds, self._loaded, going_on, tolerated=tolerated)
         self._task_of |= tasks
@@ -162,6 +165,19 @@ class Fleet:
             self.rows[p].append(row)
         self._num_begun += len(tasks)
         return gone
+
+    def _seconds_per_step(self) -> Callable[[int, int], float]:
+        """What a step of a row takes that plays a task: as measured, or as of other tasks; filmed rows apart."""
+        known = {kind: spent / steps for kind, (spent, steps) in self._spent.items()}
+        usual = [_mean([s for (_, filmed), s in known.items() if filmed == of]) for of in (False, True)]
+        plain = usual[False] or 1.0
+        usual = [plain, usual[True] or FILMED * plain]
+
+        def seconds(row: int, task: int) -> float:
+            filmed = row < self._num_recorded
+            return known.get((task, filmed), usual[filmed])
+
+        return seconds
 
     def _load_ahead(self) -> set[int]:
         """Load the rest of the suite, once, where it is time to; returns the rows of processes that died meanwhile."""
@@ -216,11 +232,12 @@ class Fleet:
         return replies, gone
 
     def _note_times(self, replies: Mapping[str, dict[str, Any]]) -> None:
-        """Add up how long the steps of each task take."""
+        """Add up how long the steps of each task take, filmed or not."""
         for row, reply in replies.items():
             if "steps" in reply:
-                spent, steps = self._spent.get(self._task_of[int(row)], (0.0, 0))
-                self._spent[self._task_of[int(row)]] = spent + reply["seconds"], steps + reply["steps"]
+                kind = self._task_of[int(row)], int(row) < self._num_recorded
+                spent, steps = self._spent.get(kind, (0.0, 0))
+                self._spent[kind] = spent + reply["seconds"], steps + reply["steps"]
 
     def build(
         self, command: str, work: Mapping[int, Mapping[str, Any]], task_of: Callable[[int], str]
@@ -265,6 +282,11 @@ class Fleet:
         logger.warning("%s\nit starts again; what these episodes did so far does not count", text)
 
 
+def _mean(values: Sequence[float]) -> float:
+    """The mean; 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
 def scene_arrays(
     spec: EnvSpec, scenes: int, chunk_size: int, recorded: int, critic_state: bool, demonstrations: bool
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -283,7 +305,7 @@ def scene_arrays(
     if critic_state and spec.critic_state_dim:
         arrays["critic_state"] = ("float32", (scenes, spec.critic_state_dim))
     if recorded:
-        arrays["frames"] = ("uint8", (recorded, chunk_size, *spec.image_size, 3))
+        arrays["frames"] = ("uint8", (recorded, chunk_size, *tile_size(spec.image_size, recorded), 3))
     if demonstrations:  # the same for each step, and what the expert wanted and did
         seen = {name: arrays[name] for name in OBSERVED if name in arrays}
         arrays |= {f"demo_{name}": (kind, (scenes, chunk_size, *shape[1:])) for name, (kind, shape) in seen.items()}

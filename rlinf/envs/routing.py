@@ -65,12 +65,12 @@ def assign(
 ) -> dict[int, int]:
     """The process of each row that starts an episode of a task (row -> task), with nearly equal work for all.
 
-    `seconds` is the work of a task's episode, in any unit; `loaded` are the tasks in memory and `running` the work of
+    `seconds` is the work of each row's episode, in any unit; `loaded` are the tasks in memory and `running` the work of
     the episodes that go on, by process. A task is loaded in a further process where one would have more than
     `tolerated` times its share.
     """
     work = _Work(tasks, seconds, loaded, running)
-    for row in sorted(tasks, key=lambda row: (-seconds[tasks[row]], tasks[row], row)):
+    for row in sorted(tasks, key=lambda row: (-seconds[row], tasks[row], row)):
         work.place(row, min(work.holders(row) or work.everyone, key=lambda p: (work.load[p], len(work.held[p]))))
     share = sum(work.load) / len(work.load)
     while True:
@@ -100,7 +100,7 @@ class _Work:
 
     def of(self, row: int) -> float:
         """The work of a row's episode."""
-        return self.seconds[self.tasks[row]]
+        return self.seconds[row]
 
     def holders(self, row: int) -> list[int]:
         """Processes that have a row's task loaded."""

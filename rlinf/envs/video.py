@@ -6,11 +6,11 @@ Captions, tiling and encoding are done by a thread, so that simulators do not wa
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +19,9 @@ import numpy as np
 
 from rlinf.envs.config import VideoConfig
 from rlinf.errors import UserError, install_line
+from rlinf.simulators.tiles import MIN_TILE, grid_shape, shrink, shrinking
 
 logger = logging.getLogger(__name__)
-MIN_TILE = 128  # pixels: smaller images are enlarged so that captions can be read
-MAX_GRID = 960  # pixels: images of wider grids are made smaller
 WAITING = 16  # frames of a grid that may wait for the thread before a simulator waits for it
 LETTERS, LINE = 10, 11  # height of letters and distance between lines on a tile of 128 pixels; both grow with it
 
@@ -155,23 +154,16 @@ def tile(images: Sequence[np.ndarray]) -> np.ndarray:
     return grid
 
 
-def grid_shape(count: int) -> tuple[int, int]:
-    """Rows and columns of a grid of so many images."""
-    rows = max(1, math.isqrt(count))
-    return rows, -(-count // rows)
-
-
 def fit(image: np.ndarray, count: int) -> np.ndarray:
     """The image at the size it has among `count` in a grid.
 
-    It is enlarged by a whole factor where a side is below MIN_TILE pixels, and made smaller by one where the grid is
-    wider than MAX_GRID.
+    It is enlarged by a whole factor where a side is below MIN_TILE pixels, and made smaller by one where the grid would
+    be too wide.
     """
     shortest = min(image.shape[:2])
     if (larger := -(-MIN_TILE // shortest)) > 1:
         return image.repeat(larger, 0).repeat(larger, 1)
-    smaller = min(-(-grid_shape(count)[1] * image.shape[1] // MAX_GRID), shortest // MIN_TILE)
-    return np.asarray(_packages().Image.fromarray(image).reduce(smaller)) if smaller > 1 else image
+    return shrink(image, shrinking((image.shape[0], image.shape[1]), count))
 
 
 def draw_lines(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
@@ -179,14 +171,28 @@ def draw_lines(image: np.ndarray, lines: Sequence[str]) -> np.ndarray:
     image = image.copy()
     if not lines:
         return image
-    pillow, scale = _packages(), max(1, image.shape[1] // MIN_TILE)
+    scale = max(1, image.shape[1] // MIN_TILE)
     band = image[: (LINE * len(lines) + 1) * scale]
-    drawn = pillow.Image.fromarray(band // 3)
-    pen, font = pillow.ImageDraw.Draw(drawn), pillow.ImageFont.load_default(LETTERS * scale)
+    band //= 3
     for n, line in enumerate(lines):
-        pen.text((scale, LINE * n * scale), line, font=font, fill=(255, 255, 255))
-    band[:] = np.asarray(drawn)
+        letters = _letters(line, scale, image.shape[1])[: max(0, len(band) - LINE * n * scale)]
+        rows = band[LINE * n * scale :][: len(letters)]
+        np.maximum(rows, letters[: len(rows)], out=rows)
     return image
+
+
+@lru_cache(maxsize=256)  # a line stays for many frames; drawing it takes as long as encoding a tile
+def _letters(line: str, scale: int, width: int) -> np.ndarray:
+    """White letters on black: u8 [height of a line, width, 1]."""
+    pillow = _packages()
+    drawn = pillow.Image.new("L", (width, (LINE + 1) * scale))
+    pillow.ImageDraw.Draw(drawn).text((scale, 0), line, font=_font(scale), fill=255)
+    return np.asarray(drawn)[:, :, None]
+
+
+@lru_cache(maxsize=8)
+def _font(scale: int) -> Any:
+    return _packages().ImageFont.load_default(LETTERS * scale)
 
 
 def _packages() -> SimpleNamespace:

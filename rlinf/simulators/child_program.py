@@ -49,6 +49,7 @@ if __name__ == "__main__":
 
 from rlinf.simulators import contract  # noqa: E402
 from rlinf.simulators.png import encode_png  # noqa: E402
+from rlinf.simulators.tiles import shrink  # noqa: E402
 
 
 class Worker:
@@ -305,7 +306,8 @@ def share_result(arrays: Arrays, scene: int, result: contract.ChunkResult) -> Re
     if not np.isfinite(result.rewards).all():
         raise FloatingPointError(f"reward is not finite: {result.rewards}")
     for i, frame in enumerate(result.frames):
-        arrays["frames"][scene, i] = frame
+        place = arrays["frames"][scene, i]
+        place[:] = shrink(frame, len(frame) // len(place))
     return {"steps": result.steps, "info": result.info}
 
 

@@ -12,6 +12,7 @@ import torch
 
 from rlinf.data.types import EnvStep
 from rlinf.envs.config import EnvConfig
+from rlinf.envs.fleet import FILMED, Fleet
 from rlinf.envs.routing import assign, missing_copies, tasks_per_process
 from rlinf.envs.spec import env_spec
 from rlinf.envs.vec import VecEnv
@@ -38,7 +39,7 @@ def test_every_draw_of_50_tasks_finds_its_task_loaded_with_equal_loads(group_siz
     rng, unequal = np.random.default_rng(1), 0
     for _ in range(100):
         tasks = dict(enumerate(rng.integers(50, size=64 // group_size).repeat(group_size).tolist()))
-        where = assign(tasks, dict.fromkeys(range(50), 1.0), loaded, [0.0] * 16, tolerated=2.0)
+        where = assign(tasks, dict.fromkeys(tasks, 1.0), loaded, [0.0] * 16, tolerated=2.0)
         assert all(tasks[row] in loaded[p] for row, p in where.items())
         unequal += set(Counter(where.values()).values()) != {4}
     assert unequal <= 2
@@ -52,7 +53,8 @@ def test_slow_tasks_are_dealt_out_evenly() -> None:
     for _ in range(50):
         tasks = dict(enumerate(rng.integers(50, size=64).tolist()))
         work = [0.0] * 16
-        for row, p in assign(tasks, seconds, loaded, [0.0] * 16, tolerated=2.0).items():
+        of_row = {row: seconds[task] for row, task in tasks.items()}
+        for row, p in assign(tasks, of_row, loaded, [0.0] * 16, tolerated=2.0).items():
             assert tasks[row] in loaded[p]
             work[p] += seconds[tasks[row]]
         worst.append(max(work) / (sum(work) / 16))
@@ -62,7 +64,7 @@ def test_slow_tasks_are_dealt_out_evenly() -> None:
 def place(
     tasks: dict[int, int], loaded: list[list[int]], running: list[float], tolerated: float = 1.25
 ) -> dict[int, int]:
-    return assign(tasks, dict.fromkeys(range(50), 1.0), loaded, running, tolerated=tolerated)
+    return assign(tasks, dict.fromkeys(tasks, 1.0), loaded, running, tolerated=tolerated)
 
 
 def test_a_task_that_everybody_plays_is_loaded_everywhere() -> None:
@@ -150,3 +152,27 @@ def test_episodes_continue_in_other_processes_and_a_dead_process_is_replaced() -
         env.reset()
         assert env.num_restarts == 1
         assert env.chunk_step(still).valid.all()
+
+
+def test_filmed_rows_are_spread_over_the_processes() -> None:
+    loaded = missing_copies(range(50), [[] for _ in range(16)], 19)
+    tasks = dict(enumerate(np.random.default_rng(3).integers(50, size=64).tolist()))
+    seconds = {row: 4.0 if row < 9 else 1.0 for row in tasks}
+    where = assign(tasks, seconds, loaded, [0.0] * 16, tolerated=2.0)
+    assert len({where[row] for row in range(9)}) == 9
+    work = Counter[int]()
+    for row, p in where.items():
+        work[p] += int(seconds[row])
+    assert max(work.values()) <= 7  # of 91 in 16 processes
+
+
+def test_what_filming_costs_is_measured_apart() -> None:
+    cfg = EnvConfig(env_type="metaworld", total_num_envs=4, num_processes=2)
+    spec = replace(env_spec(cfg), loaded_task_bytes=1 << 20)
+    fleet = Fleet(cfg, spec, range(4), options=suite.Options(), chunk_size=5, playing=str, num_recorded=1)
+    assert [fleet._seconds_per_step()(row, 7) for row in (0, 1)] == [FILMED, 1.0]  # nothing is known yet
+    fleet._task_of = {0: 7, 1: 7, 2: 8}
+    fleet._note_times({str(row): {"steps": 5, "seconds": s} for row, s in ((0, 1.0), (1, 0.1), (2, 0.3))})
+    assert [round(fleet._seconds_per_step()(row, task), 6) for row, task in ((0, 7), (1, 7), (1, 8), (0, 8))] == [
+        0.2, 0.02, 0.06, 0.2
+    ]  # fmt: skip

@@ -17,6 +17,7 @@ from rlinf.envs.spec import env_spec, eval_trials
 from rlinf.envs.vec import VecEnv
 from rlinf.envs.video import VideoRecorder, draw_lines, fit, tile
 from rlinf.errors import UserError
+from rlinf.simulators.tiles import tile_size
 
 CHUNK = 4
 Make = Callable[..., VecEnv]
@@ -293,6 +294,12 @@ def test_images_are_made_larger_or_smaller_by_a_whole_factor_and_tiled_with_even
     assert fit(np.zeros((480, 480, 3), np.uint8), 2).shape == (480, 480, 3)
     assert fit(np.zeros((480, 480, 3), np.uint8), 9).shape == (240, 240, 3)
     assert fit(np.zeros((480, 480, 3), np.uint8), 1024).shape == (160, 160, 3)  # no caption can be read below
+    noise = np.random.default_rng(0).integers(0, 256, (481, 650, 3), np.uint8)  # three to a side of the grid
+    small = fit(noise, 9)
+    whole = noise[:480, :648].reshape(160, 3, 216, 3, 3).astype(float).mean((1, 3))
+    assert small.shape == (160, 216, 3) == (*tile_size((481, 650), 9), 3)
+    assert np.abs(small - whole).max() <= 0.5 + 1e-9
+    assert fit(small, 9) is small  # a frame that its simulator made small stays as it is
     grid = tile([np.full((129, 131, 3), i, np.uint8) for i in (1, 2, 3)])
     assert grid.shape == (130, 394, 3)
     assert [int(grid[0, x, 0]) for x in (0, 131, 262, 393)] == [1, 2, 3, 0]
