@@ -11,7 +11,7 @@ from rlinf.demos.player import Demo, DemoJob, DemoPlayer
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec, ids_of_task
 from rlinf.simulators.contract import TASK_STRIDE
-from rlinf.simulators.metaworld import Options, Scene
+from rlinf.simulators.metaworld import Options, Scene, spec
 from rlinf.simulators.metaworld.tasks import all_tasks, task_table
 from rlinf.simulators.opengl import choose_backend
 
@@ -204,3 +204,14 @@ def test_a_process_fetches_images_after_all_scenes_were_observed() -> None:
     assert not np.array_equal(fetch[0](), fetch[1]())
     first.close()
     second.close()
+
+
+def test_a_critic_may_be_told_the_task() -> None:
+    options = Options(task_suite_name="metaworld_50", image_size=32, render="fast", critic_task=True)
+    made = Scene(options)
+    made.reset(reset_id("reach-v3", 3))
+    seen = made.observe()["critic_state"]
+    assert seen is not None
+    assert seen.shape == (spec(options).critic_state_dim,) == (39 + 50,)
+    assert np.flatnonzero(seen[39:]).tolist() == [all_tasks().index("reach-v3")]
+    made.close()

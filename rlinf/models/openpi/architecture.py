@@ -1,4 +1,4 @@
-"""Sizes of the π0 / π0.5 network, torch-free: `base` (published), `small` and `compact`; name and size of every layer.
+"""Sizes of the π0 / π0.5 network, torch-free: `base` (published), `small`, `light` and `compact`; name and size of every layer.
 
 Letters: D model action columns (actions and state are zero-padded to it), H actions the network denoises at once.
 """
@@ -21,7 +21,7 @@ _PARTS = {_VISION: "vision", _PROJECTOR: "projector", _LANGUAGE: "language", _EX
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Every size of the network; any numbers work, the three named sizes are made by `Config.architecture`."""
+    """Every size of the network; any numbers work, the named sizes are made by `Config.architecture`."""
 
     pi05: bool
     image_size: int
@@ -136,6 +136,19 @@ SMALL = replace(
     num_heads=6,
     head_dim=64,
 )
+LIGHT = replace(
+    SMALL,
+    vit_width=256,
+    vit_depth=4,
+    vit_mlp=768,
+    vit_heads=4,
+    vlm_width=256,
+    vlm_mlp=768,
+    expert_width=192,
+    expert_mlp=576,
+    depth=4,
+    num_heads=4,
+)
 COMPACT = replace(
     BASE,
     image_size=64,
@@ -154,4 +167,4 @@ COMPACT = replace(
     head_dim=16,
     action_dim=8,
 )
-SIZES = {"base": BASE, "small": SMALL, "compact": COMPACT}
+SIZES = {"base": BASE, "small": SMALL, "light": LIGHT, "compact": COMPACT}

@@ -76,8 +76,15 @@ class Scene(ReplayScene):
             "wrist_images": None,
             "states": world.obs[:4].astype(np.float32),
             "task_description": task_table()["descriptions"][self._task],
-            "critic_state": world.obs.astype(np.float32),
+            "critic_state": self._critic_state(world),
         }
+
+    def _critic_state(self, world: TaskWorld) -> Array:
+        """Everything MetaWorld tells of its state, f32 [39], and where asked which task it is, [50]."""
+        state = world.obs.astype(np.float32)
+        if not self.options.critic_task:
+            return state
+        return np.concatenate((state, np.array([task == self._task for task in all_tasks()], np.float32)))
 
     def close(self) -> None:
         """Leave the world; it stays in memory for other scenes, and the last scene frees all worlds."""

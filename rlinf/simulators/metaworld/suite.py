@@ -38,6 +38,8 @@ class Options:
     """Headless back end; auto takes EGL when a device answers, else OSMesa."""
     max_loaded_tasks: Annotated[int, Within(0, 1000)] = 0
     """Tasks kept in memory per process (about 70 MB each); 0: six copies of each over all, if they fit."""
+    critic_task: bool = False
+    """Tell a critic that reads the state (openpi.value_input: state) which of MetaWorld's tasks is played, in 50 columns."""
 
     def __post_init__(self) -> None:
         known = [*TRIALS_PER_TASK, *all_tasks()]
@@ -77,7 +79,7 @@ def spec(options: Options) -> EnvSpec:
         control_hz=80.0,
         robot="sawyer",
         task_groups=difficulty_classes(tasks),
-        critic_state_dim=39,
+        critic_state_dim=39 + options.critic_task * len(all_tasks()),
         loaded_task_bytes=LOADED_TASK_BYTES,
     )
 
