@@ -446,6 +446,9 @@ def export(
         int | None, typer.Option(min=1, help="With --rollouts: episodes to play; default 50.", show_default=False)
     ] = None,
     successes_only: Annotated[bool, typer.Option("--successes-only", help="With --rollouts: drop failures.")] = False,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the stored weights: bf16 or fp32; default: theirs.", show_default=False)
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it.
@@ -461,10 +464,12 @@ def export(
         options = {"--successes-only": successes_only, "--episodes": episodes is not None}
         if unused := [*(overrides or []), *(name for name, given in options.items() if given)]:
             raise UserError(f"{unused[0]} needs --rollouts CONFIG")
-        folder = export_policy(checkpoint, output, overwrite=overwrite)
+        folder = export_policy(checkpoint, output, precision=precision, overwrite=overwrite)
         next_command = summary.exported_command(checkpoint, folder)
         summary.print_summary(started=started, policy=folder, next_command=next_command)
         return
+    if precision is not None:
+        raise UserError("--precision is of a policy's weights: leave it out, or --rollouts")
     folder = export_rollouts(
         rollouts,
         overrides or [],
