@@ -31,7 +31,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer 
 MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, DIFFERS = range(2, 8)
 INTERRUPTED, NO_READER = 130, 141
 # Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
-LEAVES_FILES = ("train", "eval", "compare", "sft", "collect", "seeds", "export", "quickstart", "replay")
+LEAVES_FILES = ("train", "eval", "compare", "sft", "collect", "seeds", "export", "quickstart", "replay", "record")
 # Optional package -> the extra that brings it.
 EXTRAS = {
     "pyarrow": "datasets",
@@ -519,6 +519,43 @@ def serve(
         max_clients=max_clients,
         max_message_mb=max_message_mb,
     )
+
+
+@app.command(epilog="Example: rlinf record quickstart logs/quickstart-seed0")
+def record(
+    name: Annotated[str, typer.Argument(help="Name of the row: FOLDER/NAME.json.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Folder of a training run; several if continued.")
+    ] = None,
+    before: Annotated[
+        Path | None, typer.Option(metavar="RESULT", help="Evaluation before training; default: the run's own.")
+    ] = None,
+    after: Annotated[
+        Path | None, typer.Option(metavar="RESULT", help="Evaluation after it; default: the run's last.")
+    ] = None,
+    shipped: Annotated[
+        Path | None, typer.Option(metavar="RESULT", help="Evaluation of the policy in FOLDER/checkpoints.")
+    ] = None,
+    failed: Annotated[str | None, typer.Option(metavar="WHY", help="List the run under what did not work.")] = None,
+    note: Annotated[str | None, typer.Option(help="A sentence on the row; default: the recipe's.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier run of the same seed.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where the rows are.")] = Path("results"),
+) -> None:
+    """Keep a run's success before and after training as a row of the page of results, seed by seed."""
+    from rlinf.commands.record import add_record
+
+    file = add_record(
+        name,
+        runs or [],
+        before=before,
+        after=after,
+        shipped=shipped,
+        failed=failed,
+        note=note,
+        replaces=replace,
+        folder=folder,
+    )
+    typer.echo(f"record: {file}")
 
 
 @app.command(epilog="Example: rlinf quickstart --seed 1")
