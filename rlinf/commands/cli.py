@@ -538,6 +538,9 @@ def record(
     ] = None,
     failed: Annotated[str | None, typer.Option(metavar="WHY", help="List the run under what did not work.")] = None,
     note: Annotated[str | None, typer.Option(help="A sentence on the row; default: the recipe's.")] = None,
+    command: Annotated[
+        list[str] | None, typer.Option(help="What made the policy that the run began with: collect, sft; in order.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier run of the same seed.")] = False,
     folder: Annotated[Path, typer.Option(help="Where the rows are.")] = Path("results"),
 ) -> None:
@@ -552,6 +555,7 @@ def record(
         shipped=shipped,
         failed=failed,
         note=note,
+        commands=command or [],
         replaces=replace,
         folder=folder,
     )

@@ -69,6 +69,7 @@ def add_record(
     shipped: Path | None = None,
     failed: str | None = None,
     note: str | None = None,
+    commands: Sequence[str] = (),
     replaces: bool = False,
     folder: Path,
 ) -> Path:
@@ -76,13 +77,14 @@ def add_record(
 
     `runs` are the folders of one training run: its first, and those in which it was continued. Where `before` and
     `after` are None they are the run's own first and last evaluation. `failed` tells why what was tried did not work.
+    `commands` are those that made what the run started from.
     """
     if not NAME.fullmatch(name):
         raise UserError(f"NAME={name} must be small letters, digits, - and _: it becomes the file {folder}/NAME.json")
     if not runs and shipped is None:
         raise UserError("nothing to record: name the folder of a training run, or an evaluation with --shipped")
-    if not runs and (before or after or failed):
-        raise UserError("--before, --after and --failed belong to a training run: name its folder")
+    if not runs and (before or after or failed or commands):
+        raise UserError("--before, --after, --failed and --command belong to a training run: name its folder")
     file = folder / f"{name}.json"
     headline = read_headline(file) if file.exists() else None
     if runs:
@@ -91,7 +93,7 @@ def add_record(
         last = read_result(after) if after is not None else run.own_result(trained=True)
         _check_ends(run, first, last, may_lack=failed is not None)
         headline = _fitting(headline, name, run, last or first, failed=failed is not None, note=failed or note)
-        headline = with_seed(headline, _trained(run, first, last), replaces=replaces)
+        headline = with_seed(headline, _trained(run, first, last, commands), replaces=replaces)
     elif headline is None:
         raise UserError(f"{file} does not exist: record the row's training runs first")
     if note is not None:
@@ -148,8 +150,8 @@ def _fitting(
     return replace(headline, protocol=shared_protocol(result.protocol))
 
 
-def _trained(run: _Run, before: Result | None, after: Result | None) -> TrainedSeed:
-    """What the folders of a run tell of its training."""
+def _trained(run: _Run, before: Result | None, after: Result | None, commands: Sequence[str]) -> TrainedSeed:
+    """What the folders of a run tell of its training; `commands` came before its own."""
     rows, seconds = {}, 0.0
     for folder in run.folders:
         metrics = folder / "metrics.jsonl"
@@ -169,7 +171,7 @@ def _trained(run: _Run, before: Result | None, after: Result | None) -> TrainedS
         minutes=round(seconds / 60, 1),
         device=_device_name(run.starts[-1], result),
         commit=_short_commit(run.starts[-1].get("commit")),
-        commands=list(dict.fromkeys(map(_command, run.starts))),
+        commands=list(dict.fromkeys([*commands, *map(_command, run.starts)])),
         settings=dict(record.settings),
         curve=[[step, value] for step, value in thinned(points, MAX_POINTS)],
         before=None if before is None else measured_of(before),

@@ -59,8 +59,8 @@ def _axes(last: int, top: float, *, is_share: bool) -> list[str]:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     for quarter in range(5):
-        step = last * quarter / 4
-        parts.append(f'<text x="{_x(step, last):.1f}" y="{BOTTOM + 16}" text-anchor="middle">{step:g}</text>')
+        step = round(last * quarter / 4)
+        parts.append(f'<text x="{_x(step, last):.1f}" y="{BOTTOM + 16}" text-anchor="middle">{step}</text>')
     return [*parts, f'<text x="{RIGHT}" y="{HEIGHT - 6}" text-anchor="end">training step</text>']
 
 

@@ -35,7 +35,7 @@ HOW = """## Add a row
 
 ```bash
 rlinf record toy logs/toy-0                           # before and after: the run's own first and last evaluation
-rlinf record toy logs/toy-1 --before logs/imitated --after logs/judged   # another seed, evaluated by `rlinf eval`
+rlinf record toy logs/toy-1 --before logs/imitated --after logs/judged --command "rlinf sft ..."   # by `rlinf eval`
 rlinf export logs/toy-0 results/checkpoints/toy --precision bf16         # a policy to keep with the row
 rlinf eval toy_ppo_compact runner.ckpt_path=results/checkpoints/toy runner.logger.log_path=logs/kept
 rlinf record toy --shipped logs/kept

@@ -64,7 +64,7 @@ class TrainedSeed:
     minutes: float  # of all training steps, evaluations among them included
     device: str
     commit: str
-    commands: list[str]  # in the order of the starts; a run that was continued has several
+    commands: list[str]  # what made the policy it began with, then every start; a run that was continued has several
     settings: dict[str, Any]  # what is learnt and how, dotted; paths and lengths are no part of it
     curve: list[list[float]]  # training step and the mean of `number` over its episodes, at most MAX_POINTS
     before: Measured | None = None  # none only where the row is a failure

@@ -107,7 +107,7 @@ def rows(tmp_path: Path) -> Path:
 
 def test_a_row_is_what_its_runs_have_written(tmp_path: Path, rows: Path) -> None:
     for seed in (1, 0):
-        file = add_record("toy", [run(tmp_path / str(seed), seed=seed)], folder=rows)
+        file = add_record("toy", [run(tmp_path / str(seed), seed=seed)], folder=rows, commands=["rlinf sft it"])
     row = headline.read_headline(file)
     assert (row.recipe, row.simulator, row.suite, row.failed) == ("toy_ppo_compact", "toy", "reach", False)
     assert row.note.startswith("A compact π0 + PPO on the pixel toy")  # the recipe's own sentence
@@ -122,7 +122,8 @@ def test_a_row_is_what_its_runs_have_written(tmp_path: Path, rows: Path) -> None
     assert "secret-host" not in text
     assert "/home/me" not in text
     assert row.seeds[0].commands == [
-        "rlinf train toy_ppo_compact runner.logger.log_path=logs/a actor.model.model_path=…/sft"
+        "rlinf sft it",
+        "rlinf train toy_ppo_compact runner.logger.log_path=logs/a actor.model.model_path=…/sft",
     ]
 
 
@@ -192,9 +193,10 @@ def test_a_seed_may_be_replaced_and_the_page_explained(tmp_path: Path, rows: Pat
         ({"runs": ["results"]}, "is no folder of a training run"),
         ({"runs": ["bare"]}, "holds no evaluation before its first step; name its result.json with --before"),
         ({"runs": [], "failed": "why"}, "nothing to record"),
+        ({"runs": [], "shipped": Path("x"), "commands": ["sft"]}, "and --command belong to a training run"),
         ({"runs": [], "shipped": Path("x")}, r"toy\.json does not exist: record the row's training runs first"),
     ],
-    ids=["nothing", "name", "folder", "before", "failed", "shipped"],
+    ids=["nothing", "name", "folder", "before", "failed", "command", "shipped"],
 )
 def test_mistakes_are_named(given: dict[str, Any], says: str, tmp_path: Path, rows: Path) -> None:
     run(tmp_path / "bare", steps=range(31, 61))
