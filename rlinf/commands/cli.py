@@ -501,9 +501,9 @@ def serve(
 
 @app.command(epilog="Example: rlinf record quickstart logs/quickstart-seed0")
 def record(
-    name: Annotated[str, typer.Argument(help="Name of the row: FOLDER/NAME.json.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the row: FOLDER/NAME.json.")],
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN...]", help="Folder of a training run; several if continued.")
+        list[Path] | None, typer.Argument(metavar="RUN", help="Folder of a training run; several if continued.")
     ] = None,
     before: Annotated[
         Path | None, typer.Option(metavar="RESULT", help="Evaluation before training; default: the run's own.")

@@ -95,7 +95,7 @@ def _overview(rows: Sequence[Headline]) -> str:
     for row in rows:
         name, before, after = _mean_ends(row)
         trials = int(next(row.measured())[1].success["trials"])
-        minutes = " and ".join(f"{run.minutes:g}" for run in row.seeds)
+        minutes = ", ".join(f"{run.minutes:g}" for run in row.seeds)
         lines.append(
             f"| [{row.name}](#{_anchor(row.name)}) | {BENCHMARKS.get(row.simulator, row.simulator)}, `{row.suite}` | "
             f"{_policy(row)} | {name} | {_plain(name, before)} | {_plain(name, after)} | "
@@ -123,8 +123,8 @@ def _row(row: Headline, *, results: str) -> Iterator[str]:
         yield f"The trained policy is in [{row.shipped.checkpoint}]({results}/{row.shipped.checkpoint}):\n"
         yield f"```bash\n{made.command}\n```\n"
         yield (
-            f"gave {_shown(made)} on {_device(made)}, torch {made.torch}. The same kind of machine gives the same "
-            "counts; on others single episodes may end otherwise.\n"
+            f"gave {_shown(made)} on {_device(made)}, torch {made.torch}, {made.date}. The same kind of machine "
+            "gives the same counts; on others single episodes may end otherwise.\n"
         )
 
 

@@ -19,7 +19,7 @@ from rlinf.storage.atomic_folder import make_folder, write_file
 from rlinf.typed import convert
 
 SCHEMA, VERSION = "rlinf-headline", 1
-FOLDER, CHECKPOINTS = "results", "checkpoints"  # the second lies in the first
+CHECKPOINTS = "checkpoints"  # in the folder of the rows
 MAX_POINTS = 60  # of a curve
 MAX_CHECKPOINT_BYTES = 60_000_000  # of all policies that are kept with the rows
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
