@@ -221,8 +221,9 @@ def _shipped(headline: Headline, result: Result, folder: Path) -> Shipped:
     check_protocol(headline, result.protocol, str(result.path))
     places, given = folder / CHECKPOINTS, Path(result.policy.path or "")
     if not given.resolve().is_relative_to(places.resolve()) or given.resolve() == places.resolve():
+        who = result.policy.path or "a policy that was not saved"
         raise UserError(
-            f"{result.path} was played by {result.policy.path}, which is not below {places}: export the policy there "
+            f"{result.path} was played by {who}, which is not below {places}: export the policy there "
             f"(`rlinf export CHECKPOINT {places}/{headline.name} --precision bf16`), and evaluate it"
         )
     if files_hash((given,)) != result.policy.sha256:

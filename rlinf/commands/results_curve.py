@@ -43,7 +43,11 @@ def draw_curve(headline: Headline) -> str:
     x = LEFT
     for index, run in enumerate(headline.seeds):
         colour, label = f"var(--c{index % len(COLOURS)})", f"seed {run.seed}"
-        parts += [*_seed(run, last, top, colour), f'<rect x="{x}" y="29" width="14" height="3" fill="{colour}"/>']
+        shift = 5 * (index - (len(headline.seeds) - 1) / 2)  # pixels by which dots of several seeds stand apart
+        parts += [
+            *_seed(run, last, top, colour, shift),
+            f'<rect x="{x}" y="29" width="14" height="3" fill="{colour}"/>',
+        ]
         parts.append(f'<text x="{x + 19}" y="35">{label}</text>')
         x += 80
     parts.append(f'<text x="{x}" y="35">line: training episodes, dots: evaluations</text>')
@@ -57,22 +61,22 @@ def _axes(last: int, top: float, *, is_share: bool) -> list[str]:
         y = _y(value, top)
         text = f"{100 * value:.0f} %" if is_share else f"{value:g}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        parts.append(f'<text x="{LEFT - 14}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     for quarter in range(5):
         step = round(last * quarter / 4)
         parts.append(f'<text x="{_x(step, last):.1f}" y="{BOTTOM + 16}" text-anchor="middle">{step}</text>')
     return [*parts, f'<text x="{RIGHT}" y="{HEIGHT - 6}" text-anchor="end">training step</text>']
 
 
-def _seed(run: TrainedSeed, last: int, top: float, colour: str) -> list[str]:
+def _seed(run: TrainedSeed, last: int, top: float, colour: str, shift: float) -> list[str]:
     line = " ".join(f"{_x(step, last):.1f},{_y(value, top):.1f}" for step, value in run.curve)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>'] if run.curve else []
-    return parts + [part for m in (run.before, run.after) if m is not None for part in _dot(m, last, top, colour)]
+    ends = [m for m in (run.before, run.after) if m is not None]
+    return parts + [part for m in ends for part in _dot(m, _x(m.step, last) + shift, top, colour)]
 
 
-def _dot(measured: Measured, last: int, top: float, colour: str) -> list[str]:
-    x, y = _x(measured.step, last), _y(measured.value, top)
-    low, high = _y(measured.low, top), _y(measured.high, top)
+def _dot(measured: Measured, x: float, top: float, colour: str) -> list[str]:
+    low, y, high = (_y(value, top) for value in (measured.low, measured.value, measured.high))
     return [
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="1.4"/>',
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>',
