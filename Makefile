@@ -55,6 +55,7 @@ docs: $(STAMP)
 	$(PY) -m rlinf.metrics.names > docs/metrics.md
 	$(PY) -m rlinf.commands.key_reference > docs/config.md
 	$(PY) -m rlinf.commands.compat_page docs/compat.md
+	$(PY) -m rlinf.commands.results_page results docs
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin would take the simulators' cores
 
 import typer
 
 from rlinf.commands.completion import complete_recipe, complete_setting
-from rlinf.commands.streams import protect_streams, stdout_fault
-from rlinf.errors import DiskFullError, SimulatorError, UserError, WorkerDiedError, full_disk, install_line
+from rlinf.commands.exit_status import DIFFERS, MISTAKE, run_command
+from rlinf.errors import UserError
 from rlinf.version import __version__
 
 if TYPE_CHECKING:
     from rlinf.config.check import Purpose
     from rlinf.config.schema import Config
-
-UsageError: Any = typer.BadParameter.__mro__[1]  # click's, wherever this typer keeps it
-# Exit statuses.
-MISTAKE, SIMULATOR, DIVERGED, DIED, NO_SPACE, DIFFERS = range(2, 8)
-INTERRUPTED, NO_READER = 130, 141
-# Commands whose results are files: a stdout that cannot be written loses none of them, and changes no exit status.
-LEAVES_FILES = ("train", "eval", "compare", "sft", "collect", "seeds", "export", "quickstart", "replay")
-# Optional package -> the extra that brings it.
-EXTRAS = {
-    "pyarrow": "datasets",
-    "PIL": "datasets",
-    "av": "video",
-    "peft": "lora",
-    "websockets": "serve",
-    "msgpack": "serve",
-}
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for vision-language-action robot policies.",
@@ -446,6 +424,9 @@ def export(
         int | None, typer.Option(min=1, help="With --rollouts: episodes to play; default 50.", show_default=False)
     ] = None,
     successes_only: Annotated[bool, typer.Option("--successes-only", help="With --rollouts: drop failures.")] = False,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the stored weights: bf16 or fp32; default: theirs.", show_default=False)
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a trained policy as a plain checkpoint: LoRA adapters merged, statistics and tokenizer beside it.
@@ -461,10 +442,12 @@ def export(
         options = {"--successes-only": successes_only, "--episodes": episodes is not None}
         if unused := [*(overrides or []), *(name for name, given in options.items() if given)]:
             raise UserError(f"{unused[0]} needs --rollouts CONFIG")
-        folder = export_policy(checkpoint, output, overwrite=overwrite)
+        folder = export_policy(checkpoint, output, precision=precision, overwrite=overwrite)
         next_command = summary.exported_command(checkpoint, folder)
         summary.print_summary(started=started, policy=folder, next_command=next_command)
         return
+    if precision is not None:
+        raise UserError("--precision is of a policy's weights: leave it out, or --rollouts")
     folder = export_rollouts(
         rollouts,
         overrides or [],
@@ -516,6 +499,47 @@ def serve(
     )
 
 
+@app.command(epilog="Example: rlinf record quickstart logs/quickstart-seed0")
+def record(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the row: FOLDER/NAME.json.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN", help="Folder of a training run; several if continued.")
+    ] = None,
+    before: Annotated[
+        Path | None, typer.Option(metavar="RESULT", help="Evaluation before training; default: the run's own.")
+    ] = None,
+    after: Annotated[
+        Path | None, typer.Option(metavar="RESULT", help="Evaluation after it; default: the run's last.")
+    ] = None,
+    shipped: Annotated[
+        Path | None, typer.Option(metavar="RESULT", help="Evaluation of the policy in FOLDER/checkpoints.")
+    ] = None,
+    failed: Annotated[str | None, typer.Option(metavar="WHY", help="List the run under what did not work.")] = None,
+    note: Annotated[str | None, typer.Option(help="A sentence on the row; default: the recipe's.")] = None,
+    command: Annotated[
+        list[str] | None, typer.Option(help="What made the policy that the run began with: collect, sft; in order.")
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier run of the same seed.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where the rows are.")] = Path("results"),
+) -> None:
+    """Keep a run's success before and after training as a row of the page of results, seed by seed."""
+    from rlinf.commands.record import add_record
+
+    file = add_record(
+        name,
+        runs or [],
+        before=before,
+        after=after,
+        shipped=shipped,
+        failed=failed,
+        note=note,
+        commands=command or [],
+        replaces=replace,
+        folder=folder,
+    )
+    typer.echo(f"record: {file}")
+
+
 @app.command(epilog="Example: rlinf quickstart --seed 1")
 def quickstart(
     seed: Annotated[int, typer.Option(help="Root of all randomness.")] = 0,
@@ -530,43 +554,7 @@ def quickstart(
 
 def main() -> None:
     """Run a command; what a person can mend is a message and an exit status, never a traceback."""
-    protect_streams()
-    threading.excepthook = partial(_thread_failed, threading.excepthook)
-    logging.addLevelName(logging.WARNING, "warning")
-    logging.basicConfig(format="%(levelname)s: %(message)s")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
-    try:
-        status = app(prog_name="rlinf", standalone_mode=False) or 0
-    except UsageError as error:
-        status = _refused(error.format_message() + _as_setting(error), MISTAKE)
-    except UserError as error:
-        status = _refused(error, NO_SPACE if full_disk(error) else MISTAKE)
-    except DiskFullError as error:
-        status = _refused(error, NO_SPACE)
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
-            raise
-        install = install_line(EXTRAS[error.name])
-        status = _refused(f"the Python package {error.name} is not installed: {install}", MISTAKE)
-    except SimulatorError as error:
-        status = _refused(error, SIMULATOR)
-    except FloatingPointError as error:
-        status = _refused(error, DIVERGED)
-    except WorkerDiedError as error:
-        status = _refused(error, DIED)
-    except (typer.Abort, KeyboardInterrupt):
-        status = INTERRUPTED
-    except Exception as error:
-        if (reason := full_disk(error)) is None:
-            raise
-        status = _refused(f"a file cannot be written: {reason}", NO_SPACE)
-    if status == 0 and (fault := stdout_fault()) and sys.argv[1:2] and sys.argv[1] not in LEAVES_FILES:
-        status = NO_SPACE if full_disk(fault) else NO_READER
-    if status == INTERRUPTED:
-        print("interrupted", file=sys.stderr)
-        _leave_now()
-    sys.exit(status)
+    run_command(app)
 
 
 def _load(config: str, overrides: list[str] | None, purpose: Purpose) -> Config:
@@ -574,37 +562,3 @@ def _load(config: str, overrides: list[str] | None, purpose: Purpose) -> Config:
     from rlinf.config.load import load_config
 
     return load_config(config, overrides or [], purpose=purpose)
-
-
-def _refused(error: object, status: int) -> int:
-    """Say why; `rlinf` alone has shown its help and has nothing to add."""
-    if text := str(error):
-        print(f"error: {text}", file=sys.stderr)
-    return status
-
-
-def _as_setting(error: Any) -> str:
-    """For an option that does not exist, such as --learning_rate: settings are written key=value here."""
-    from rlinf.compat.other_names import key_meant
-
-    meant = key_meant(str(getattr(error, "option_name", "")).lstrip("-"))
-    return "" if meant is None else f"; settings are written key=value, here {meant}=VALUE"
-
-
-def _thread_failed(tell: Callable[[threading.ExceptHookArgs], Any], args: threading.ExceptHookArgs) -> None:
-    """Say nothing of a logger's thread that found no space: the logger itself fails next, with a warning."""
-    if not full_disk(args.exc_value):
-        tell(args)
-
-
-def _interrupt(*_: Any) -> None:
-    """The first Ctrl-C unwinds, and everything is closed on the way; a second one does not wait for that."""
-    signal.signal(signal.SIGINT, lambda *_: _leave_now())
-    raise KeyboardInterrupt
-
-
-def _leave_now() -> NoReturn:
-    """Without waiting for threads; simulators end by themselves when their parent is gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(INTERRUPTED)

@@ -9,24 +9,29 @@ import torch
 
 from rlinf.config.load import load_config
 from rlinf.envs.spec import check_setup
+from rlinf.errors import UserError
 from rlinf.models.files.pretrained import PretrainedPolicy
 from rlinf.models.policy import find_policy
 from rlinf.runtime.worker import limit_threads
 from rlinf.serving.policy import find_folder, stored_settings
 from rlinf.storage.atomic_folder import atomic_folder, check_output
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-def export_policy(checkpoint: Path, output: Path, *, overwrite: bool = False) -> Path:
+
+def export_policy(checkpoint: Path, output: Path, *, precision: str | None = None, overwrite: bool = False) -> Path:
     """Write the policy of global_step_N, of a run folder's newest or of a policy folder to `output`.
 
-    The output appears only when it is complete.
+    The output appears only when it is complete. `precision` is that of the stored weights; None keeps theirs.
     """
+    if precision is not None and precision not in PRECISIONS:
+        raise UserError(f"--precision={precision} must be one of {', '.join(PRECISIONS)}")
     check_output(output, "OUTPUT", "policy", overwrite=overwrite, inputs={"CHECKPOINT": checkpoint})
     cfg = stored_settings(find_folder(checkpoint, key="CHECKPOINT"))
     policy = find_policy(cfg.model_type).build(cfg, torch.device("cpu"))
     assert isinstance(policy, PretrainedPolicy)
     with atomic_folder(output, what=f"OUTPUT={output}") as folder_in_progress:
-        policy.export(folder_in_progress)
+        policy.export(folder_in_progress, dtype=None if precision is None else PRECISIONS[precision])
     return output
 
 

@@ -9,6 +9,7 @@ from rlinf.data.types import EpisodeRecord
 from rlinf.metrics.names import episode_metric, guide_name, task_metric
 from rlinf.metrics.stats import Rate
 
+AVERAGE_OF_GROUPS = "average of groups"  # row of a benchmark's table: a share without counts
 PER_TASK = ("success_once", "success_at_end", "return", "episode_len")
 
 
@@ -86,7 +87,7 @@ def benchmark_table(
     own = {name: value for name, value in own.items() if not name.startswith("task/")}
     rows = [_row(name, rate) for name, rate in (classes or (tasks if not own else {})).items()]
     if len(classes) > 1 and "group_average" in (metrics := summarise(records, groups)):
-        rows.append(["average of groups", metrics["group_average"], None, None, None, None])
+        rows.append([AVERAGE_OF_GROUPS, metrics["group_average"], None, None, None, None])
     if not own or rows:
         rows.append(_row("all episodes" if rows else suite, Rate.of(r.success_once for r in records)))
     rows += [_row(guide_name(name), value) for name, value in own.items()]

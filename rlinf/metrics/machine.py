@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-STAT, MEMORY = Path("/proc/stat"), Path("/proc/meminfo")
+STAT, MEMORY, PROCESSORS = Path("/proc/stat"), Path("/proc/meminfo"), Path("/proc/cpuinfo")
 
 
 class Machine:
@@ -33,6 +34,16 @@ class Machine:
         with suppress(OSError):
             out["system/disk_free"] = float(shutil.disk_usage(self._folder).free)
         return out
+
+
+def processor_name() -> str:
+    """The model of this machine's processors, such as `AMD EPYC 7763`; their architecture where it is not told."""
+    with suppress(OSError):
+        for line in PROCESSORS.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.machine()
 
 
 def _processor_ticks() -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -21,6 +21,14 @@ def wilson_interval(successes: int, n: int, z: float = 1.96) -> tuple[float, flo
     low = 0.0 if successes == 0 else (centre - half) / scale
     high = 1.0 if successes == n else (centre + half) / scale
     return low, high
+
+
+def mean_interval(values: Sequence[float], z: float = 1.96) -> tuple[float, float, float]:
+    """Mean of measurements with the ends of its normal interval; of a single one, all three are that one."""
+    n, mean = len(values), sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / max(n - 1, 1)
+    half = z * math.sqrt(variance / n)
+    return mean, mean - half, mean + half
 
 
 @dataclass(frozen=True)

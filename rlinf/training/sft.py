@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from rlinf.config.check import policy_spec
 from rlinf.config.schema import Config, SftConfig
@@ -35,6 +34,7 @@ from rlinf.runtime.worker import limit_threads
 from rlinf.storage.atomic_folder import atomic_folder, check_output
 from rlinf.training.optim import MasterAdamW, half_cosine
 from rlinf.training.sft_checkpoints import Checkpoints, check_unfinished
+from rlinf.training.state_readout import StateReadout, check_state_loss
 
 Evaluate = Callable[[Policy], float]
 Progress = Callable[[str], None]
@@ -83,7 +83,7 @@ def train_sft(
         checkpoints = Checkpoints(cfg, data.describe(), resume=resume, warn=on_progress)
         policy = find_policy(model.model_type).build(model, device, seed=cfg.runner.seed + cfg.actor.seed)
         if sft.state_loss:
-            _check_state_loss(sft, data, policy)
+            check_state_loss(sft, data, policy)
         on_progress(data.keep(device, policy.resize_images))
         policy.fit_statistics(*rows_for_statistics(policy, data))
         with _evaluator(cfg, evaluate) as rate, torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -148,40 +148,6 @@ def rows_for_statistics(policy: Policy | ActionPath, data: DemoDataset) -> tuple
     horizon, columns = policy.action_horizon, data.actions.shape[1]
     rows = range(0, len(data), 1 + len(data) * horizon * columns // MAX_CHUNK_VALUES)
     return None if data.states is None else data.states[list(rows)], data.action_chunks(rows, horizon)[0]
-
-
-def _check_state_loss(sft: SftConfig, data: DemoDataset, policy: Policy) -> None:
-    """Refuse a dataset without a simulator state that changes, and a policy whose image tokens do not learn."""
-    if data.privileged is None:
-        raise UserError(
-            f"sft.state_loss={sft.state_loss} needs the simulator's state, which sft.dataset={sft.dataset} does not "
-            "hold: collect it again with `rlinf collect`, or set sft.state_loss=0"
-        )
-    if not _changing(data.privileged).any():
-        raise UserError(f"sft.state_loss={sft.state_loss}: the simulator's state never changes in {sft.dataset}")
-    if policy.image_width is None:
-        raise UserError(f"sft.state_loss={sft.state_loss} must be 0: only openpi policies that learn to see take it")
-
-
-def _changing(states: torch.Tensor) -> torch.Tensor:
-    """Which columns of f32 [M, K] change, bool [K]."""
-    return states.std(0) > 1e-4
-
-
-class StateReadout(nn.Module):
-    """A linear layer that predicts the simulator's privileged state from the mean image token."""
-
-    def __init__(self, width: int, states: torch.Tensor, device: torch.device) -> None:
-        super().__init__()
-        states = states[:, _changing(states)]
-        self.targets = ((states - states.mean(0)) / states.std(0)).to(device)  # f32 [M, columns]
-        self.linear = nn.Linear(width, self.targets.shape[1], device=device)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def loss(self, image_tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Mean squared error of the normalised columns, of mean image tokens [B, W] at those frames."""
-        return (self.linear(image_tokens) - self.targets[rows]).square().mean()
 
 
 class _Trainer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rlinf.data.layout import Columns
 from rlinf.data.noise import Noise
 from rlinf.data.row_cache import Shares
 from rlinf.data.types import ArenaRows, ChunkIndex, EnvStep, PolicyOutput, Trajectory
+from rlinf.metrics.machine import processor_name
 from rlinf.models.policy import Policy
 from rlinf.placement.plan import Mode
 from rlinf.runtime.weight_sync import Receiver
@@ -54,7 +54,10 @@ class RolloutWorker(Worker):
 
     def describe_device(self) -> dict[str, Any]:
         """What computes the actions: their last bits depend on it."""
-        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else platform.machine()
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+        else:
+            name = f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
         return {"kind": self.device.type, "name": name, "threads": torch.get_num_threads()}
 
     def receive_weights(self) -> None:

@@ -76,6 +76,20 @@ def test_policies_that_earlier_versions_saved_can_be_exported(saved: Path, tmp_p
     assert not {"upstream_values", "dsrl_state_dim"} & again["rlinf"]["openpi"].keys()
 
 
+def test_weights_are_stored_in_the_precision_asked_for(saved: Path, tmp_path: Path):
+    plain, half = export_policy(saved, tmp_path / "plain"), export_policy(saved, tmp_path / "half", precision="bf16")
+    a, b = (load_file(folder / "model.safetensors") for folder in (plain, half))
+    assert {tensor.dtype for tensor in b.values()} == {torch.bfloat16}
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name].bfloat16(), b[name]) for name in a)
+    cfg = stored_settings(half)
+    policy = find_policy(cfg.model_type).build(cfg, torch.device("cpu"))
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}  # compact computes in fp32
+    with pytest.raises(UserError, match="--precision=fp8 must be one of fp32, bf16"):
+        export_policy(saved, tmp_path / "none", precision="fp8")
+    assert not (tmp_path / "none").exists()
+
+
 def test_an_export_can_be_exported_again(saved: Path, tmp_path: Path):
     first = export_policy(saved / "actor/model", tmp_path / "first")
     second = export_policy(first, tmp_path / "second")

@@ -55,7 +55,7 @@ def test_every_recipe_begins_with_a_sentence(name: str) -> None:
 def test_completion_offers_commands_recipes_keys_and_choices() -> None:
     shell = {"COMP_WORDS": "rlinf re", "COMP_CWORD": "1", "_RLINF_COMPLETE": "complete_bash"}
     done = start(**shell)
-    assert done.stdout.split() == ["recipes", "report", "replay"]
+    assert done.stdout.split() == ["recipes", "report", "replay", "record"]
     assert done.stderr == "[]\n"
     assert [name for name, _ in complete_recipe("toy_ppo")] == ["toy_ppo_compact", "toy_ppo_openvla_compact"]
     assert complete_setting("actor.optim.lr") == [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlinf.commands import compat_page, key_reference
+from rlinf.commands import compat_page, key_reference, results_page
 from rlinf.commands.cli import app
 from rlinf.commands.plan_text import describe_plan
 from rlinf.config.derived import make_plan
@@ -204,6 +204,12 @@ def test_placement_example_of_node_groups() -> None:
 def test_the_tables_of_the_compatibility_page_are_current() -> None:
     text = (ROOT / "docs/compat.md").read_text(encoding="utf-8")
     assert compat_page.filled(text) == text, "run `make docs`"
+
+
+def test_the_page_of_results_is_current() -> None:
+    files = results_page.make_page(ROOT / "results", ROOT / "docs")
+    assert set((ROOT / "docs" / results_page.CURVES).iterdir()) < files.keys()
+    assert [path for path, text in files.items() if path.read_text(encoding="utf-8") != text] == [], "run `make docs`"
 
 
 def test_pre_commit_runs_every_tool_of_make_lint() -> None:

@@ -336,7 +336,7 @@ def test_damaged_logs_neither_stop_a_resumed_run_nor_its_report(
         runner, _ = jobs.train(config(trained, *SECRETS, "runner.resume_dir=auto", "runner.max_epochs=3"))
     assert runner.global_step == 3
     assert [row["step"] for row in read_jsonl(trained / "metrics.jsonl")] == [1, 2, 3]
-    assert f"{evaluation} is left out of the report" in caplog.text
+    assert f"left out of the report: {evaluation} is damaged" in caplog.text
     assert f"{trained / 'metrics.jsonl'}: line 3 is left out" in caplog.text
     record = read_record(trained)
     assert record is not None

@@ -52,3 +52,16 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(machine, "MEMORY", tmp_path / "none")
     monkeypatch.setattr(machine, "_nvml", lambda: None)
     assert Machine(tmp_path / "none").sample() == {"system/device_memory": 0.0}
+
+
+def test_a_processor_is_named_by_its_model_or_by_its_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "PROCESSORS", listed)
+    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+    assert machine.processor_name() == "aarch64"
+    listed.write_text("processor\t: 0\nmodel name\t: AMD EPYC 7763\nflags\t: avx2\n\nmodel name\t: other\n")
+    assert machine.processor_name() == "AMD EPYC 7763"
+    listed.write_text("processor\t: 0\nBogoMIPS\t: 48.00\n")
+    assert machine.processor_name() == "aarch64"

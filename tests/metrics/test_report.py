@@ -36,6 +36,11 @@ def episodes(successes: int, video: str | None = None) -> list[dict[str, Any]]:
     """Eight episodes of two tasks; those of even index are of the first."""
     return [
         {
+            "index": i,
+            "suite": "two",
+            "seed": 0,
+            "env_id": 0,
+            "return": 0.0,
             "task": ("<door>", "reach")[i % 2],
             "reset_id": i,
             "steps": 10 + i,
@@ -47,18 +52,26 @@ def episodes(successes: int, video: str | None = None) -> list[dict[str, Any]]:
     ]
 
 
+def write_result(folder: Path, step: int, played: list[dict[str, Any]], **changes: Any) -> None:
+    """The result.json of an evaluation at a step."""
+    content = {"schema": "rlinf-result", "version": 1, "step": step, "run": "0a", "recipe": "toy", "episodes": played}
+    content |= {"policy": {"kind": "random", "path": None}}
+    blocks = ("protocol", "success", "groups", "tasks", "rates", "table", "metrics", "provenance", "config")
+    content |= {name: {} for name in blocks} | changes
+    path = folder / "eval" / f"step_{step}" / "result.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
 def make_run(folder: Path) -> None:
     metrics = {"train/actor/policy_loss": -0.1, "time/step": 30.0, "time/generate_rollouts": 20.0}
     metrics |= {"train/actor/grad_norm": float("nan")}
     log(folder, {step: {"env/success_once": step / 4, **metrics} for step in (1, 2, 3, 4)}, {"seed": 7})
     (folder / "video" / "eval").mkdir(parents=True)
     (folder / "video" / "eval" / "seed 0.mp4").write_bytes(b"film")
-    (folder / "eval" / "step_10").mkdir(parents=True)
+    table = {"title": "Own & <proud>", "columns": ["split", "length"], "rows": [["<hard>", 1 / 3]]}
+    write_result(folder, 10, episodes(6, "video/eval/seed 0.mp4"), table=table)
     (folder / "eval" / "step_2.json").write_text(json.dumps({"step": 2, "episodes": episodes(3)}))  # as it once was
-    result = {"schema": "rlinf-result", "version": 1, "step": 10, "policy": {"kind": "random", "path": None}}
-    result |= {"protocol_hash": "abcdef0123", "episodes": episodes(6, "video/eval/seed 0.mp4")}
-    result |= {"table": {"title": "Own & <proud>", "columns": ["split", "length"], "rows": [["<hard>", 1 / 3]]}}
-    (folder / "eval" / "step_10" / "result.json").write_text(json.dumps(result))
     summary = {"before": {"successes": 33, "trials": 128}, "after": {"successes": 109, "trials": 128}, "seconds": 181.5}
     (folder / "summary.json").write_text(json.dumps(summary))
 
@@ -166,8 +179,8 @@ def test_names_from_outside_stay_text(tmp_path: Path) -> None:
     (run / "summary.json").write_text(json.dumps({f"{evil}{attribute}": {"successes": 1, "trials": 2}, "a": attribute}))
     result = json.loads((run / "eval/step_10/result.json").read_text())
     result |= {
-        "policy": {"path": attribute},
-        "protocol_hash": attribute,
+        "policy": {"kind": "checkpoint", "path": attribute},
+        "run": attribute,
         "groups": {evil: {"successes": 1, "trials": 1}},
     }
     result["table"] = {"title": evil, "columns": [attribute], "rows": [[evil]]}
@@ -200,9 +213,7 @@ def test_links_follow_the_page_and_small_videos_are_inside(tmp_path: Path) -> No
 def test_videos_say_what_they_show(tmp_path: Path) -> None:
     make_run(tmp_path)
     for step, successes in ((0, 1), (20, 8)):
-        result = {"step": step, "episodes": episodes(successes, f"video/eval/{step}.mp4")}
-        (tmp_path / f"eval/step_{step}").mkdir()
-        (tmp_path / f"eval/step_{step}/result.json").write_text(json.dumps(result))
+        write_result(tmp_path, step, episodes(successes, f"video/eval/{step}.mp4"))
         (tmp_path / f"video/eval/{step}.mp4").write_bytes(b"film")
     (tmp_path / "video/train").mkdir()
     (tmp_path / "demos/videos/observation.images.top").mkdir(parents=True)
@@ -346,8 +357,7 @@ def test_heat_maps_count_episodes(tmp_path: Path) -> None:
     assert heat["cells"] == [[None, 1.0], [0.5, None]]
     assert heat["said"] == [["", "2/2"], ["2/4", ""]]
     for step in (1, 2):
-        (tmp_path / f"eval/step_{step}").mkdir(parents=True)
-        (tmp_path / f"eval/step_{step}/result.json").write_text(json.dumps({"step": step, "episodes": episodes(4)}))
+        write_result(tmp_path, step, episodes(4))
     _, heat = make_charts(read_runs([tmp_path]))["Success by task"]
     assert (heat["edges"], heat["rows"]) == ([1, 2], ["<door>", "reach"])
     assert heat["said"] == [["2/4", "2/4"], ["2/4", "2/4"]]
@@ -382,16 +392,13 @@ def test_evaluations_alone_do_not_become_training_steps(tmp_path: Path) -> None:
 )
 def test_the_state_of_a_run(record: dict[str, Any], said: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"id": "0a", **record}))
-    (tmp_path / "eval/step_0").mkdir(parents=True)
-    (tmp_path / "eval/step_0/result.json").write_text(json.dumps({"step": 0, "episodes": episodes(3)}))
+    write_result(tmp_path, 0, episodes(3))
     assert f'<p class="sub">{said}</p>' in write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_an_expert_is_no_point_of_the_curve(tmp_path: Path) -> None:
     make_run(tmp_path)
-    (tmp_path / "eval/step_0").mkdir()
-    result = {"step": 0, "policy": {"kind": "expert", "path": None}, "episodes": episodes(8)}
-    (tmp_path / "eval/step_0/result.json").write_text(json.dumps(result))
+    write_result(tmp_path, 0, episodes(8), policy={"kind": "expert", "path": None})
     page = read(write_report(tmp_path))
     assert page.values["charts"]["Success-0"]["series"][1]["x"] == [2, 10]
     assert "8/8 = 100.0 % [67.6, 100.0]" in page.text

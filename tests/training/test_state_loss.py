@@ -20,7 +20,8 @@ from rlinf.models.openpi.config import Config as OpenPi
 from rlinf.models.openpi.config import OpenPiOptions
 from rlinf.models.openvla.config import Config as OpenVla
 from rlinf.simulators import toy
-from rlinf.training.sft import StateReadout, train_sft
+from rlinf.training.sft import train_sft
+from rlinf.training.state_readout import StateReadout
 
 CPU = torch.device("cpu")
 M = 16

@@ -96,13 +96,12 @@ def _lines(runs: Sequence[RunFiles], name: str, limit: int) -> Chart:
 
 def _line(run: int, points: Points, limit: int) -> Chart:
     """A line of at most `limit` points; where steps were put together, with their smallest and largest value."""
-    out: Chart = {"run": run}
+    shown = thinned(points, limit)
+    out: Chart = {"run": run, "x": [step for step, _ in shown], "y": [value for _, value in shown]}
     if len(points) <= limit:
-        return out | {"x": [step for step, _ in points], "y": [_short(value) for _, value in points]}
+        return out
     buckets = list(_buckets(points, limit))
     return out | {
-        "x": [bucket[-1][0] for bucket in buckets],
-        "y": [_short(_mean(bucket)) for bucket in buckets],
         "low": [_short(min(value for _, value in bucket)) for bucket in buckets],
         "high": [_short(max(value for _, value in bucket)) for bucket in buckets],
         "steps": max(map(len, buckets)),
@@ -208,9 +207,14 @@ def _in_order(chart: Chart, order: Sequence[str]) -> Chart:
     }
 
 
+def thinned(points: Points, limit: int) -> Points:
+    """At most `limit` points: where steps are put together, the last of them and the mean of their values."""
+    return [(bucket[-1][0], _short(_mean(bucket))) for bucket in _buckets(points, limit)]
+
+
 def _buckets(points: Points, limit: int) -> Iterable[Points]:
     """The points in at most `limit` runs of equal length, but for the last."""
-    size = -(-len(points) // limit)
+    size = max(1, -(-len(points) // limit))
     return [points[start : start + size] for start in range(0, len(points), size)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -19,6 +19,7 @@ from rlinf.errors import UserError
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.report.config_changes import Changes, read_changes
 from rlinf.metrics.stats import Rate
+from rlinf.results.result import FILE, Result, read_result
 from rlinf.storage.run_folder import LOCK, RECORD, is_locked
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,8 @@ class Evaluation:
     rates: dict[str, Rate]  # shares the simulator itself measures: subtasks of a chain
     groups: dict[str, Rate]  # success by group of tasks
     table: dict[str, Any] | None  # title, columns, rows: as the benchmark publishes it
-    policy: str  # what acted: a path, `random` or `expert`; empty where the file does not say
-    protocol: str  # hash of all that changes a number; empty where the file does not say
+    policy: str  # what acted: a path, `random` or `expert`; empty where an earlier file does not say
+    protocol: str  # hash of all that changes a number; empty in files of versions before result.json
 
     @property
     def is_of_curve(self) -> bool:
@@ -169,7 +170,7 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 
 def _evaluation_files(folder: Path) -> list[Path]:
-    patterns = ("eval/step_*/result.json", "eval/step_*.json", "eval_*.json")
+    patterns = (f"eval/step_*/{FILE}", "eval/step_*.json", "eval_*.json")
     return sorted(path for pattern in patterns for path in folder.glob(pattern))
 
 
@@ -185,19 +186,36 @@ def _video_files(folder: Path) -> list[Path]:
 def _read_evaluations(folder: Path) -> list[Evaluation]:
     found = []
     for path in _evaluation_files(folder):
-        data = _read_object(path)
-        if data is None:
-            continue
         try:
-            found.append(_evaluation(path, data))
+            if path.name == FILE:
+                found.append(_evaluation(path, read_result(path)))
+            elif (data := _read_object(path)) is not None:
+                found.append(_earlier_evaluation(path, data))
+        except UserError as error:
+            logger.warning("left out of the report: %s", error)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             logger.warning("%s is left out of the report: it is no evaluation (%r)", path, error)
     return sorted(found, key=lambda e: (e.step is None, e.step or 0, str(e.path)))
 
 
-def _evaluation(path: Path, data: dict[str, Any]) -> Evaluation:
-    """Check what the page needs of an evaluation; every rate is counted from its episodes."""
-    step, policy = data.get("step"), data.get("policy") or {}
+def _evaluation(path: Path, result: Result) -> Evaluation:
+    """What the page needs of an evaluation; its success is counted from its episodes."""
+    return Evaluation(
+        path=path,
+        step=result.step,
+        episodes=[episode.to_json() for episode in result.episodes],
+        success=Rate.of(episode.success_once for episode in result.episodes),
+        rates=_rates(result.rates),
+        groups=_rates(result.groups),
+        table=_table(result.table),
+        policy=result.policy.path or result.policy.kind,
+        protocol=result.protocol_hash,
+    )
+
+
+def _earlier_evaluation(path: Path, data: dict[str, Any]) -> Evaluation:
+    """The same of a file that a version before result.json wrote."""
+    step = data.get("step")
     for episode in data["episodes"]:
         if not isinstance(episode["steps"], int | float):
             raise TypeError("an episode's steps are not a number")
@@ -207,19 +225,19 @@ def _evaluation(path: Path, data: dict[str, Any]) -> Evaluation:
         step=None if step is None else int(step),
         episodes=list(data["episodes"]),
         success=Rate.of(episode["success_once"] for episode in data["episodes"]),
-        rates=_rates(data.get("rates")),
-        groups=_rates(data.get("groups")),
-        table=_table(data.get("table")),
-        policy=str(policy.get("path") or policy.get("kind") or data.get("checkpoint") or ""),
-        protocol=str(data.get("protocol_hash") or ""),
+        rates=_rates(data.get("rates") or {}),
+        groups=_rates(data.get("groups") or {}),
+        table=None,
+        policy=str(data.get("checkpoint") or ""),
+        protocol="",
     )
 
 
-def _rates(found: dict[str, Any] | None) -> dict[str, Rate]:
-    return {str(name): Rate(int(rate["successes"]), int(rate["trials"])) for name, rate in (found or {}).items()}
+def _rates(found: Mapping[str, Mapping[str, float]]) -> dict[str, Rate]:
+    return {name: Rate(int(rate["successes"]), int(rate["trials"])) for name, rate in found.items()}
 
 
-def _table(found: Any) -> dict[str, Any] | None:
+def _table(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """A benchmark's own table if it is one: as many cells in each row as columns."""
     if not found:
         return None

@@ -153,10 +153,16 @@ class PretrainedPolicy(Policy):
         if heads := self._head_tensors():
             weights.save_tensors(heads, folder / HEADS_FILE)
 
-    def export(self, folder: Path) -> None:
-        """Write a plain checkpoint in the layout of Hugging Face, adapters merged into the weights."""
+    def export(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a plain checkpoint in the layout of Hugging Face, adapters merged into the weights.
+
+        With `dtype`, floats are stored as that; a policy that loads them computes in its own precision all the same.
+        """
         self._save_settings(folder, is_lora=False)
-        weights.save_weights(lora.merged_state(self.net) | self._head_tensors(), folder)
+        tensors = lora.merged_state(self.net) | self._head_tensors()
+        if dtype is not None:
+            tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
+        weights.save_weights(tensors, folder)
 
     def _save_settings(self, folder: Path, *, is_lora: bool) -> None:
         """Write everything but weights."""

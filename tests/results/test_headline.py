@@ -1,0 +1,281 @@
+"""`rlinf record` and the page of results: rows are what runs have written, alike in all but their seed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from rlinf.commands import results_page
+from rlinf.commands.record import add_record
+from rlinf.errors import UserError
+from rlinf.metrics.stats import Rate
+from rlinf.results import headline
+from rlinf.results.identity import PolicyIdentity, files_hash
+from rlinf.results.result import Episode, Result, read_result, rewrite, write_result
+from rlinf.storage.run_folder import RunRecord, write_record
+
+PROTOCOL = {
+    "simulator": "toy",
+    "suite": "reach",
+    "trials.count": 20,
+    "policy.model_type": "openpi",
+    "policy.size": "compact",
+    "policy.seed": 0,
+}
+START = {
+    "command": "rlinf train toy_ppo_compact runner.logger.log_path=/home/me/here/logs/a actor.model.model_path=/x/sft",
+    "folder": "/home/me/here",
+    "at": "2026-01-02T03:04:05+0000",
+    "host": "secret-host",
+    "commit": "0123456789abcdef+changes",
+    "packages": {"torch": "2.9.0"},
+    "gpus": [],
+}
+
+
+def result(folder: Path, run: str, step: int, successes: int, *, seed: int = 0, **changes: Any) -> Path:
+    """Write an evaluation of 20 trials on two tasks, whose chains solve 3 subtasks where they succeed."""
+    extra = changes.pop("extra", False)
+    done = [
+        Episode(
+            i,
+            "reach",
+            f"task-{i % 2}",
+            i,
+            0,
+            0,
+            5,
+            1.0,
+            i < successes,
+            i < successes,
+            {"avg_len": 3.0 * (i < successes)} if extra else {},
+        )
+        for i in range(20)
+    ]
+    tasks = {name: asdict(Rate.of(e.success_once for e in done if e.task == name)) for name in ("task-0", "task-1")}
+    rate = Rate.of(e.success_once for e in done)
+    rows = [
+        [name, *(one[key] for key in ("rate", "low", "high", "successes", "trials"))] for name, one in tasks.items()
+    ]
+    rows.append(["average of groups", rate.rate, None, None, None, None])
+    written = Result(
+        step=step,
+        run=run,
+        recipe="toy_ppo_compact",
+        policy=PolicyIdentity("checkpoint"),
+        protocol=PROTOCOL | {"policy.seed": seed},
+        success=asdict(rate),
+        groups={},
+        tasks=tasks,
+        rates={},
+        table={"title": "reach", "columns": ["", "value", "low", "high", "successes", "trials"], "rows": rows},
+        metrics={},
+        episodes=tuple(done),
+        provenance=START,
+        config={},
+        device={"kind": "cpu", "name": "a processor", "threads": 2},
+    )
+    path = write_result(replace(written, **changes), folder).path
+    assert path is not None
+    return path
+
+
+def run(folder: Path, *, seed: int = 0, steps: range = range(1, 151), **settings: Any) -> Path:
+    """A finished training run with its metrics, and an evaluation before and after."""
+    settings = {"runner.seed": seed, "env.train.env_type": "toy", "actor.optim.lr": 1e-4} | settings
+    folder.mkdir(parents=True)
+    name = f"run-{folder.name}"
+    write_record(folder, RunRecord(name, "train", "toy_ppo_compact", "hash", settings, "now", (START,)))
+    rows = [{"step": s, "env/success_once": s / 150, "env/avg_len": s / 50, "time/step": 2.0} for s in steps]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if steps.start == 1:
+        result(folder, name, 0, 5, seed=seed)
+    result(folder, name, steps[-1], 15 + seed, seed=seed)
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+def test_a_row_is_what_its_runs_have_written(tmp_path: Path, rows: Path) -> None:
+    for seed in (1, 0):
+        file = add_record("toy", [run(tmp_path / str(seed), seed=seed)], folder=rows, commands=["rlinf sft it"])
+    row = headline.read_headline(file)
+    assert (row.recipe, row.simulator, row.suite, row.failed) == ("toy_ppo_compact", "toy", "reach", False)
+    assert row.note.startswith("A compact π0 + PPO on the pixel toy")  # the recipe's own sentence
+    assert row.protocol == {k: v for k, v in PROTOCOL.items() if k != "policy.seed"}
+    assert [(one.seed, one.steps, one.minutes) for one in row.seeds] == [(0, 150, 5.0), (1, 150, 5.0)]
+    assert [(b.success["successes"], a.success["successes"]) for _, b, a in row.measured()] == [(5, 15), (5, 16)]
+    assert row.seeds[0].before is not None
+    assert row.seeds[0].before.tasks == {"task-0": [3, 10], "task-1": [2, 10]}
+    assert len(row.seeds[0].curve) == 50  # means of three steps
+    assert row.seeds[0].curve[0] == [3, pytest.approx(2 / 150, rel=1e-4)]
+    text = file.read_text()
+    assert "secret-host" not in text
+    assert "/home/me" not in text
+    assert row.seeds[0].commands == [
+        "rlinf sft it",
+        "rlinf train toy_ppo_compact runner.logger.log_path=logs/a actor.model.model_path=…/sft",
+    ]
+
+
+def test_a_run_that_was_continued_elsewhere_is_one_curve(tmp_path: Path, rows: Path) -> None:
+    first = run(tmp_path / "first", steps=range(1, 41))
+    second = run(tmp_path / "second", steps=range(31, 61))
+    (seed,) = headline.read_headline(add_record("toy", [first, second], folder=rows)).seeds
+    assert [step for step, _ in seed.curve] == list(range(1, 61))
+    assert (seed.steps, seed.minutes) == (60, pytest.approx(70 * 2 / 60, abs=0.05))
+    assert seed.after is not None
+    assert seed.after.step == 60
+    other = run(tmp_path / "other", steps=range(61, 90), **{"actor.optim.lr": 1e-3})
+    with pytest.raises(UserError, match=r"are not of one training run: actor.optim.lr: 0.0001 and 0.001"):
+        add_record("toy2", [first, other], folder=rows)
+
+
+def test_what_a_benchmark_is_ranked_by_is_the_number(tmp_path: Path, rows: Path) -> None:
+    folder = run(tmp_path / "a")
+    before, after = (result(tmp_path / name, name, 0, n, extra=True) for name, n in (("b", 5), ("c", 15)))
+    (seed,) = headline.read_headline(add_record("toy", [folder], before=before, after=after, folder=rows)).seeds
+    assert seed.before is not None
+    assert seed.after is not None
+    assert (seed.before.number, seed.before.value, seed.after.value) == ("avg_num_subtasks", 0.75, 2.25)
+    half = 1.96 * 3 * (5 * 15 / 20 / 19) ** 0.5 / 20**0.5
+    assert (seed.before.low, seed.before.high) == pytest.approx((0.75 - half, 0.75 + half))
+    assert seed.curve[-1] == [150, pytest.approx((148 + 149 + 150) / 3 / 50)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"settings": {"actor.optim.lr": 1e-3}}, r"trained alike.*actor.optim.lr: 0.0001 and 0.001"),
+        ({"seed": 0}, r"has a run of seed 0 already; --replace"),
+        ({"after": {"protocol": PROTOCOL | {"horizon": 3}}}, r"different protocols: horizon: absent and 3"),
+        ({"both": {"protocol": PROTOCOL | {"horizon": 3}}}, r"another protocol than toy: horizon: absent and 3"),
+        ({"after": {"policy": PolicyIdentity("checkpoint", training_run="x")}}, r"by a policy of run x, not of run-b"),
+        ({"failed": "why"}, r"toy is a row of results; choose another name"),
+    ],
+    ids=["settings", "seed", "protocol", "row", "policy", "failure"],
+)
+def test_what_does_not_belong_to_a_row_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path, rows: Path
+) -> None:
+    file = add_record("toy", [run(tmp_path / "a")], folder=rows)
+    kept = file.read_text()
+    folder = run(tmp_path / "b", seed=change.get("seed", 1), **change.get("settings", {}))
+    ends = {"before": result(tmp_path / "x", "x", 0, 5, seed=0), "after": result(tmp_path / "x", "x", 9, 9, seed=0)}
+    for end, path in ends.items():
+        rewrite(replace(read_result(path), **change.get(end, change.get("both", {}))))
+    with pytest.raises(UserError, match=says):
+        add_record("toy", [folder], folder=rows, failed=change.get("failed"), **ends)
+    assert file.read_text() == kept
+
+
+def test_a_seed_may_be_replaced_and_the_page_explained(tmp_path: Path, rows: Path) -> None:
+    add_record("toy", [run(tmp_path / "a")], folder=rows)
+    file = add_record("toy", [run(tmp_path / "b")], folder=rows, replaces=True, note="Anew.")
+    row = headline.read_headline(file)
+    assert ([one.run for one in row.seeds], row.note) == (["run-b"], "Anew.")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"runs": []}, "nothing to record"),
+        ({"name": "../toy"}, r"NAME=\.\./toy must be small letters"),
+        ({"runs": ["results"]}, "is no folder of a training run"),
+        ({"runs": ["bare"]}, "holds no evaluation before its first step; name its result.json with --before"),
+        ({"runs": [], "failed": "why"}, "nothing to record"),
+        ({"runs": [], "shipped": Path("x"), "commands": ["sft"]}, "and --command belong to a training run"),
+        ({"runs": [], "shipped": Path("x")}, r"toy\.json does not exist: record the row's training runs first"),
+    ],
+    ids=["nothing", "name", "folder", "before", "failed", "command", "shipped"],
+)
+def test_mistakes_are_named(given: dict[str, Any], says: str, tmp_path: Path, rows: Path) -> None:
+    run(tmp_path / "bare", steps=range(31, 61))
+    given = {"name": "toy"} | given
+    with pytest.raises(UserError, match=says):
+        add_record(given.pop("name"), [tmp_path / name for name in given.pop("runs", ())], folder=rows, **given)
+    assert not rows.exists()
+
+
+def test_a_damaged_row_is_refused(tmp_path: Path, rows: Path) -> None:
+    file = add_record("toy", [run(tmp_path / "a")], folder=rows)
+    whole = json.loads(file.read_text())
+    for change, says in (
+        ({"protocol": {}}, "its name or its protocol"),
+        ({"recipe": 3}, "recipe=3 must be"),
+        ({"seeds": [{}]}, r"seeds\[0\].seed is required"),
+        ({"version": 9}, "is no row of results"),
+    ):
+        file.write_text(json.dumps(whole | change))
+        with pytest.raises(UserError, match=says):
+            headline.read_headline(file)
+
+
+def test_a_policy_is_kept_with_a_row(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_record("toy", [run(tmp_path / "a")], folder=rows)
+    folder = rows / "checkpoints" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights")
+
+    def played(name: str, place: Path, **changes: Any) -> Path:
+        identity = PolicyIdentity("checkpoint", str(place), files_hash((folder,)))
+        return result(tmp_path / name, name, 0, 14, policy=identity, **changes)
+
+    with pytest.raises(UserError, match=r"which is not below .*checkpoints: export the policy there"):
+        add_record("toy", [], shipped=played("elsewhere", tmp_path / "policy"), folder=rows)
+    with pytest.raises(UserError, match=r"another protocol than toy: horizon: absent and 1"):
+        add_record("toy", [], shipped=played("other", folder, protocol=PROTOCOL | {"horizon": 1}), folder=rows)
+    file = add_record("toy", [], shipped=played("kept", folder, seed=7), folder=rows)
+    kept = headline.read_headline(file).shipped
+    assert kept is not None
+    assert (kept.checkpoint, kept.measured.success["successes"], kept.measured.seed) == ("checkpoints/toy", 14, 7)
+    assert kept.measured.machine == ("cpu", "a processor", 2, "2.9.0")
+    monkeypatch.setattr(headline, "MAX_CHECKPOINT_BYTES", 3)
+    with pytest.raises(
+        UserError, match=r"holds 0.0 MB, at most 0 MB may be kept .* largest file is .*model.safetensors"
+    ):
+        add_record("toy", [], shipped=tmp_path / "kept", folder=rows)
+    (folder / "model.safetensors").write_text("others")
+    with pytest.raises(UserError, match=r"has changed since .* was played; evaluate it again"):
+        add_record("toy", [], shipped=tmp_path / "kept", folder=rows)
+
+
+def test_the_page_shows_every_row_its_tables_curves_and_failures(tmp_path: Path, rows: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "calvin.md").write_text("# CALVIN\n\n## Published results\n\n| who |\n|---|\n| them |\n\n## More\n\nno\n")
+    for seed in (0, 1):
+        add_record("toy", [run(tmp_path / str(seed), seed=seed)], folder=rows)
+    diverged = run(tmp_path / "c")
+    for file in diverged.glob("eval/*/result.json"):
+        file.unlink()
+    add_record("toy_fast", [diverged], folder=rows, failed="A rate of 1 diverged.")
+    (docs / "assets/results").mkdir(parents=True)
+    (docs / "assets/results/gone.svg").write_text("")
+    results_page.write_page(rows, docs)
+    page = (docs / "results.md").read_text()
+    assert "| [toy](#toy) | toy, `reach` | openpi compact | success | 25.0 % | 77.5 % | +52.5 points | 20 | 2 |" in page
+    assert (
+        "| 0 | 5/20 = 25.0 % [11.2, 46.9] | 15/20 = 75.0 % [53.1, 88.8] | +50.0 points, intervals are apart |" in page
+    )
+    assert "| seed 1, after | 80.0 [49.0, 94.3] | 80.0 [49.0, 94.3] | 80.0 |" in page
+    assert "| task-0 | 3/10 | 8/10 | 3/10 | 8/10 |" in page
+    assert re.search(
+        r"## CALVIN\n+No row yet.*other policies\n+\| who \|\n\|---\|\n\| them \|\n+## ManiSkill", page, re.S
+    )
+    assert re.search(r"## What was tried and did not work\n+### toy_fast\n+A rate of 1 diverged\.", page)
+    assert "| 0 | not evaluated | not evaluated |  | 150 | 5 | CPU |" in page
+    curves = {file.name: ElementTree.fromstring(file.read_text()) for file in (docs / "assets/results").iterdir()}
+    assert set(curves) == {"toy.svg", "toy_fast.svg"}
+    svg = "{http://www.w3.org/2000/svg}"
+    lines = [len(line.attrib["points"].split()) for line in curves["toy.svg"].iter(f"{svg}polyline")]
+    assert (lines, len(list(curves["toy.svg"].iter(f"{svg}circle")))) == ([50, 50], 4)
