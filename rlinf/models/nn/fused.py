@@ -22,6 +22,8 @@ from torch.utils._triton import has_triton  # no public name tells whether Trito
 Tensor = torch.Tensor
 FEW_ROWS = 128  # queries per head for which `attend` has its own kernel at any batch size
 SOME_ROWS = 512  # queries per head for which it is used while its blocks are few
+LINEAR_ROWS = 16  # up to here `linear_of_few` has its own kernel, which meets the rows one after the other
+LINEAR_WIDTH = 2048  # inner columns that it holds at once
 PRODUCT_ROWS = 64  # of all batch rows together: up to here a product takes as long as reading its weights
 FEW_BLOCKS = 64  # blocks of 64 queries, over all rows and heads, that would leave half of a GPU's processors idle
 
@@ -184,6 +186,33 @@ def norm_gate_of_few(
 def product_of_few(x: Tensor, weight: Tensor) -> Tensor:
     """x [B, S, K] times weight [W, K], for the y of a Residual alone: it may come in parts."""
     return importlib.import_module("rlinf.models.nn.few_rows").product(x, weight)
+
+
+def linear_of_few(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    silu: bool = False,
+    onto: Tensor | None = None,
+    factor: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x [B, S, K] times weight [W, K] plus bias [W], through SiLU where asked, or onto + factor times it: [B, S, W].
+
+    Computed in the weight's dtype, and written to `out` where given, in whose dtype it is rounded. Its own kernel is
+    for fp32 weights without a gradient, which a library's product of a handful of rows reads at a fifth of the speed.
+    """
+    few = x.shape[0] * x.shape[1] <= LINEAR_ROWS and x.shape[2] <= LINEAR_WIDTH and weight.dtype == torch.float32
+    strided = all(t is None or t.stride(-1) == 1 for t in (x, weight, onto, out))
+    if few and strided and _kernels_for(x) and not torch.is_grad_enabled():
+        out = x.new_empty(*x.shape[:2], len(weight), dtype=weight.dtype) if out is None else out
+        importlib.import_module("rlinf.models.nn.few_rows").linear(x, weight, bias, silu, onto, factor, out)
+        return out
+    y = F.linear(x.to(weight.dtype), weight, bias)
+    y = F.silu(y) if silu else y
+    y = y if onto is None else torch.add(onto, y, alpha=factor)
+    return y if out is None else out.copy_(y)
 
 
 def _norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, one_plus: bool, centred: bool) -> Tensor:
