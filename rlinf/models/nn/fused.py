@@ -9,6 +9,7 @@ Letters: B rows, S tokens, W width, G key/value heads, R query heads per group, 
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -24,6 +25,7 @@ FEW_ROWS = 128  # queries per head for which `attend` has its own kernel at any 
 SOME_ROWS = 512  # queries per head for which it is used while its blocks are few
 LINEAR_ROWS = 16  # up to here `linear_of_few` has its own kernel, which meets the rows one after the other
 LINEAR_WIDTH = 2048  # inner columns that it holds at once
+INNER_PARTS = 8  # that `product_of_few_columns` deals out
 PRODUCT_ROWS = 64  # of all batch rows together: up to here a product takes as long as reading its weights
 FEW_BLOCKS = 64  # blocks of 64 queries, over all rows and heads, that would leave half of a GPU's processors idle
 
@@ -186,6 +188,12 @@ def norm_gate_of_few(
 def product_of_few(x: Tensor, weight: Tensor) -> Tensor:
     """x [B, S, K] times weight [W, K], for the y of a Residual alone: it may come in parts."""
     return importlib.import_module("rlinf.models.nn.few_rows").product(x, weight)
+
+
+def product_of_few_columns(a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] times b [K, N], fp32. A library deals out M and N alone, which few columns leave few processors."""
+    parts = math.gcd(a.shape[1], INNER_PARTS)
+    return torch.bmm(a.unflatten(1, (parts, -1)).transpose(0, 1), b.unflatten(0, (parts, -1))).sum(0)
 
 
 def linear_of_few(

@@ -161,7 +161,7 @@ class PiNet(nn.Module):
     def embed_images(self, images: Tensor) -> Tensor:
         """u8 [B, n, S, S, 3] or f32 in [-1, 1] -> [B, n * T, vlm width]; all cameras in one pass."""
         if images.dtype == torch.uint8:
-            images = images.float().mul_(2.0 / 255.0).sub_(1.0)
+            images = images.mul(2.0 / 255.0).sub_(1.0)  # f32
         features = self._parts.projector["linear"](self._parts.vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
         return features.view(images.shape[0], -1, features.shape[-1])
 
@@ -290,7 +290,7 @@ class PiNet(nn.Module):
         assert state is not None
         _, first, joint, last = layers
         linear(state[:, None], first.weight, first.bias, out=tokens[:, :1])
-        weight = joint.weight[:, :width] @ into.weight  # [W, D]
+        weight = fused.product_of_few_columns(joint.weight[:, :width], into.weight)  # [W, D]
         still = torch.cat((into.bias.expand_as(times.embedding), times.embedding), -1)  # [N, 2 W]
         biases = linear(still[None], joint.weight, joint.bias)[0]  # [N, W]
 
