@@ -209,6 +209,20 @@ def test_linear_of_few_rows(kind, shape, use_kernels):
     assert not room[:, 0].any()
 
 
+@pytest.mark.parametrize("shape", [(2, 16, 588, 144), (1, 49, 48, 64)])
+@torch.no_grad()
+def test_linear_plus_positions(shape, use_kernels):
+    m, t, inner, cols = shape
+    given = (randn(m, t, inner), randn(cols, inner) / inner**0.5, randn(cols), randn(t, cols))
+    use_kernels(True)
+    got, rounded = fused.linear_plus(*given, torch.float32), fused.linear_plus(*given, HALF)
+    use_kernels(False)
+    want = fused.linear_plus(*(part.double() for part in given), torch.float64)
+    assert rounded.dtype == HALF
+    assert distance(got, want) < 2 * BOUND[torch.float32]
+    assert distance(rounded, want) < BOUND[HALF]
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("tokens", [6, 33])
 @torch.no_grad()

@@ -23,6 +23,7 @@ from torch.utils._triton import has_triton  # no public name tells whether Trito
 Tensor = torch.Tensor
 FEW_ROWS = 128  # queries per head for which `attend` has its own kernel at any batch size
 SOME_ROWS = 512  # queries per head for which it is used while its blocks are few
+SOME_TOKENS = 1024  # of all pictures together: up to here `linear_plus` has its own kernel
 LINEAR_ROWS = 16  # up to here `linear_of_few` has its own kernel, which meets the rows one after the other
 LINEAR_WIDTH = 2048  # inner columns that it holds at once
 INNER_PARTS = 8  # that `product_of_few_columns` deals out
@@ -145,6 +146,14 @@ def linear_gelu(x: Tensor, layer: nn.Module) -> Tensor:
     if plain and _kernels_for(x):
         return _kernel("linear_gelu")(x, layer.weight, layer.bias)
     return F.gelu(layer(x), approximate="tanh")
+
+
+def linear_plus(x: Tensor, weight: Tensor, bias: Tensor, added: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [..., T, K] times weight [W, K] plus bias [W] plus added [T, W], all fp32, rounded to `dtype`: [..., T, W]."""
+    few = x.numel() <= SOME_TOKENS * x.shape[-1] and x.dtype == weight.dtype == added.dtype == torch.float32
+    if few and _kernels_for(x) and not torch.is_grad_enabled():
+        return _kernel("linear_plus")(x, weight, bias, added, dtype)
+    return (F.linear(x, weight, bias) + added).to(dtype)
 
 
 def has_few_rows(x: Tensor, weights: Sequence[Tensor], head_dim: int) -> bool:

@@ -87,7 +87,7 @@ class Staging:
             np.copyto(array, given[name].numpy())  # torch would wake threads for a picture
         self._packed.copy_(self._pinned, non_blocking=True)
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(self._packed.device))
 
 
 class _OfWeights:
