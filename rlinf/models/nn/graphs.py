@@ -126,6 +126,7 @@ class _OfWeights:
         """Free the recordings and their memory."""
         self._recordings.clear()
         self._pool = None
+        self._watched = []  # perhaps replaced next
 
 
 class Recorder(_OfWeights):
