@@ -52,6 +52,10 @@ class Noise:
         noise = cls.of_rows([generator(seed, "eval", 0, reset_id, call) for reset_id, call in trials.tolist()], device)
         return noise
 
+    def on_host(self) -> Noise:
+        """The same draws, left on the host, for a caller who brings several things to a device at once."""
+        return Noise.of_rows(self._generators)
+
     def __len__(self) -> int:
         return len(self._generators)
 
@@ -81,6 +85,10 @@ class BatchNoise(Noise):
         self.device, self._rows = device, rows
         key = int(generator(seed, stream, step).integers(1 << 63))
         self._generator = torch.Generator(device).manual_seed(key)
+
+    def on_host(self) -> Noise:
+        """Itself: the device draws."""
+        return self
 
     def __len__(self) -> int:
         return self._rows

@@ -23,17 +23,18 @@ def camera_images(
 ) -> Tensor:
     """The main camera and the first `count - 1` wrist cameras, resized: u8 [B, count, size, size, 3].
 
-    `key` is the config key that sets `count`, for the error where the simulator has fewer.
+    A main camera that is alone, on `device` and of the right size is not copied. `key` is the config key that sets
+    `count`, for the error where the simulator has fewer.
     """
     available = 0 if obs.wrist_images is None else obs.wrist_images.shape[1]
     if count - 1 > available:
         raise UserError(f"{key}={count} needs {count - 1} wrist cameras; the simulator has {available}")
-    cameras = [resize(obs.images.to(device))[:, None]]
-    if count > 1:
-        assert obs.wrist_images is not None
-        wrist = obs.wrist_images[:, : count - 1].to(device)
-        cameras.append(resize(wrist.flatten(0, 1)).unflatten(0, wrist.shape[:2]))
-    return torch.cat(cameras, 1)
+    main = resize(obs.images.to(device))[:, None]
+    if count == 1:
+        return main
+    assert obs.wrist_images is not None
+    wrist = obs.wrist_images[:, : count - 1].to(device)
+    return torch.cat((main, resize(wrist.flatten(0, 1)).unflatten(0, wrist.shape[:2])), 1)
 
 
 def state_columns(obs: Observation, count: int, device: torch.device, *, key: str) -> Tensor:

@@ -24,6 +24,7 @@ class Policy(nn.Module):
     """A vision-language-action policy. Workers never ask which one they hold."""
 
     spec: PolicySpec
+    moves_observations: bool = False  # whether predict itself brings what it reads of an observation to its device
 
     @classmethod
     def build(cls, cfg: ModelConfig, device: torch.device, *, seed: int = 0) -> Self:

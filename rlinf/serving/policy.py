@@ -106,7 +106,8 @@ class LoadedPolicy:
         device = self.device
         noise = Noise.of_rows([generator(seed, "eval", 0, row, call, 0) for seed, row, call in keys], device)
         with torch.no_grad():
-            return self.policy.predict(obs.to(device), mode="eval", noise=noise).actions.float()
+            obs = obs if self.policy.moves_observations else obs.to(device)
+            return self.policy.predict(obs, mode="eval", noise=noise).actions.float()
 
 
 def load_policy(path: str | Path, *, device: str = "cpu", seed: int = 0, key: str = "path") -> LoadedPolicy:

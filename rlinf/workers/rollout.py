@@ -81,7 +81,8 @@ class RolloutWorker(Worker):
             return None
         if mode == "train":
             self._before_chunk(step, stage, at)
-        obs, noise = step.obs.to(self.device), self._noise_of(step, stage, at)
+        obs = step.obs if self.policy.moves_observations else step.obs.to(self.device)
+        noise = self._noise_of(step, stage, at)
         out = self._with_memory(lambda: self.policy.predict(obs, mode=mode, noise=noise), mode)
         if mode == "train":
             self.arena.write_output(at.chunk, stage, at.epoch, out)

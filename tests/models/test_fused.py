@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rlinf.models.nn import fused
-from rlinf.models.nn.graphs import GradientRecorder, Recorder
+from rlinf.models.nn.graphs import ALIGNMENT, GradientRecorder, Recorder, Staging, kept
 from rlinf.models.nn.packed import Packed, pack
 
 gpu = pytest.mark.gpu
@@ -161,6 +161,83 @@ def test_recorder_runs_the_function_itself_on_a_cpu():
     out = recorder({"x": torch.ones(2), "absent": None}, k=3)
     assert out["y"].tolist() == [3.0, 3.0]
     assert int(out["n"]) == 1
+
+
+def test_linear_of_few_is_a_linear_layer():
+    x, weight, bias, onto = randn(B, S, W).bfloat16(), randn(7, W), randn(7), randn(B, S, 7)
+    want = x.float() @ weight.T + bias
+    torch.testing.assert_close(fused.linear_of_few(x, weight, bias), want)
+    torch.testing.assert_close(fused.linear_of_few(x, weight, bias, silu=True), want * want.sigmoid())
+    torch.testing.assert_close(fused.linear_of_few(x, weight, bias, onto=onto, factor=-0.2), onto - 0.2 * want)
+    room = torch.zeros(B, S + 1, 7, dtype=torch.bfloat16)
+    assert fused.linear_of_few(x, weight, bias, out=room[:, 1:]).dtype == torch.bfloat16
+    assert torch.equal(room[:, 1:], fused.linear_of_few(x, weight, bias).bfloat16())
+
+
+@pytest.mark.parametrize("inner", [64, 36, 7])
+def test_product_of_few_columns(inner):
+    a, b = randn(20, 2 * inner)[:, :inner], randn(inner, 3)
+    torch.testing.assert_close(fused.product_of_few_columns(a, b), a @ b)
+
+
+def test_inputs_from_the_host_travel_together():
+    """One buffer for all dtypes; strided, and of one number or none."""
+
+    def tensors(seed: int) -> dict[str, torch.Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        pictures = torch.randint(0, 256, (2, 1, 3, 3, 3), generator=g, dtype=torch.uint8)
+        tokens = torch.randint(0, 99, (2, 48), generator=g, dtype=torch.int32)[:, :5]
+        state = torch.randn(2, 32, generator=g)
+        index = torch.randint(0, 4, (1,), generator=g)
+        return {"pictures": pictures, "tokens": tokens, "valid": tokens > 40, "state": state, "index": index}
+
+    staging = Staging(tensors(0), torch.device("cpu"))
+    places = [view.data_ptr() for view in staging.inputs.values()]
+    assert all((place - places[0]) % ALIGNMENT == 0 for place in places)
+    for seed in (1, 2):
+        given = tensors(seed)
+        staging.load(given)
+        assert all(torch.equal(view, given[name]) for name, view in staging.inputs.items())
+        assert [view.data_ptr() for view in staging.inputs.values()] == places
+
+
+def test_nothing_is_kept_outside_a_recording():
+    made = []
+
+    def make(n: int) -> int:
+        made.append(n)
+        return n + 1
+
+    assert [kept(make, 1), kept(make, 1)] == [2, 2]
+    assert made == [1, 1]
+
+
+@gpu
+def test_recorder_brings_inputs_from_the_host():
+    """Mixed with inputs on the device, written over as soon as the call returns; what is kept is made once."""
+    layer, made = nn.Linear(4, 4).cuda(), []
+
+    def constant(rows: int) -> torch.Tensor:
+        made.append(rows)
+        return torch.arange(rows, device="cuda")[:, None].float()
+
+    def function(given):
+        return {"y": layer(given["x"]) + given["z"] + kept(constant, len(given["x"]))}
+
+    recorder, rows = Recorder(function, layer), 1024
+    with torch.no_grad():
+        x, z, found, want = torch.empty(rows, 4), torch.empty(rows, 1, dtype=torch.uint8), [], []
+        for i in range(20):
+            x.copy_(torch.randn(rows, 4, generator=torch.Generator().manual_seed(i)))
+            z.fill_(i)
+            given = {"x": x, "z": z} if i % 3 else {"x": x.cuda(), "z": z}
+            want.append(layer(x.cuda()) + i + torch.arange(rows, device="cuda")[:, None])
+            found.append(recorder(given)["y"])
+        for a, b in zip(found, want, strict=True):
+            torch.testing.assert_close(a, b)
+        assert made == [rows, rows]  # for each of two recordings
+        recorder.enabled = False
+        torch.testing.assert_close(recorder({"x": x, "z": z})["y"], want[-1])
 
 
 @gpu

@@ -188,6 +188,41 @@ def test_product_of_few_rows_in_parts(rows, inner, use_kernels):
     assert distance(got, x.float() @ weight.float().T) < BOUND[HALF]
 
 
+@pytest.mark.parametrize("shape", [(1, 5, 32, 256), (1, 5, 1024, 32), (3, 5, 96, 40), (2, 3, 48, 20)])
+@pytest.mark.parametrize("kind", ["plain", "silu", "onto"])
+@torch.no_grad()
+def test_linear_of_few_rows(kind, shape, use_kernels):
+    """Strided on every side, as actions among tokens and one half of a weight are; half precision in or out."""
+    b, s, inner, cols = shape
+    x, weight, bias = randn(b, s + 1, inner)[:, 1:], randn(cols, 2 * inner)[:, :inner] / inner**0.5, randn(cols)
+    onto, room = randn(b, s, cols, seed=3), torch.zeros(b, s + 1, cols, dtype=HALF, device=DEVICE)
+    more = {"plain": {}, "silu": {"silu": True}, "onto": {"onto": onto, "factor": -0.2}}[kind]
+    use_kernels(True)
+    got = fused.linear_of_few(x, weight, bias, **more)
+    from_half = fused.linear_of_few(x.to(HALF), weight, bias, **more)
+    assert fused.linear_of_few(x, weight, bias, out=room[:, 1:], **more).data_ptr() == room[:, 1:].data_ptr()
+    use_kernels(False)
+    assert got.dtype == from_half.dtype == torch.float32
+    assert distance(got, fused.linear_of_few(x, weight, bias, **more)) < BOUND[torch.float32]
+    assert distance(from_half, fused.linear_of_few(x.to(HALF), weight, bias, **more)) < BOUND[torch.float32]
+    assert distance(room[:, 1:], got) < BOUND[HALF]
+    assert not room[:, 0].any()
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 588, 144), (1, 49, 48, 64)])
+@torch.no_grad()
+def test_linear_plus_positions(shape, use_kernels):
+    m, t, inner, cols = shape
+    given = (randn(m, t, inner), randn(cols, inner) / inner**0.5, randn(cols), randn(t, cols))
+    use_kernels(True)
+    got, rounded = fused.linear_plus(*given, torch.float32), fused.linear_plus(*given, HALF)
+    use_kernels(False)
+    want = fused.linear_plus(*(part.double() for part in given), torch.float64)
+    assert rounded.dtype == HALF
+    assert distance(got, want) < 2 * BOUND[torch.float32]
+    assert distance(rounded, want) < BOUND[HALF]
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("tokens", [6, 33])
 @torch.no_grad()

@@ -211,6 +211,41 @@ def test_eval_mode_is_the_ode_of_the_drawn_noise():
     assert gap(out.actions, policy.processor.decode_actions(x, inputs.raw_state)) <= 1e-5
 
 
+@pytest.mark.parametrize("name", ["pi0_metaworld", "pi05_calvin"])
+@torch.no_grad()
+def test_what_all_steps_share_is_computed_once(name):
+    """Tokens, and the end of the path, are those of each step computed by itself."""
+    cfg = config(name)
+    policy, obs = build(cfg), observation(cfg)
+    net, sampler, inputs = policy.net, policy.sampler(), policy.processor.encode(obs)
+    times, x = sampler.times(torch.device("cpu")), noise().normal((5, 8))
+    tokens = net.noisy_tokens(inputs.state, times, len(x))
+    for i in (0, 2):
+        want = net.embed_suffix(inputs.state, x + i, times.embedding[i : i + 1])
+        torch.testing.assert_close(tokens(x + i, i), want, atol=1e-5, rtol=1e-5)
+    prefix = net.prefix(inputs.images, *inputs.prompts.trimmed())
+    assert gap(sampler.end(prefix, inputs.state, x), sampler.ode(prefix, inputs.state, x).x[:, -1]) <= 1e-5
+
+
+def test_pictures_that_fit_stay_where_they_are():
+    cfg = config()
+    policy = build(cfg)
+    size = policy.arch.image_size
+    fitting, other = observation(cfg, size=size), observation(cfg, size=48)
+    read = policy.processor.read(fitting)
+    assert read.images.data_ptr() == fitting.images.data_ptr()
+    assert torch.equal(read.images[:, 0], fitting.images)
+    assert policy.processor.read(other).images.shape == read.images.shape
+
+
+def test_new_statistics_are_not_replayed_from_old_recordings(monkeypatch):
+    cfg = config()
+    policy, cleared = build(cfg), []
+    monkeypatch.setattr(policy._act, "clear", lambda: cleared.append(1))
+    policy.fit_statistics(torch.rand(8, cfg.convention.state_dim), torch.randn(8, cfg.action_dim))
+    assert cleared == [1]
+
+
 def test_noise_annealing():
     policy = build(config(noise_anneal=True, noise_params=[0.7, 0.3, 400.0]))
     assert policy.sampler().noise_level == 0.7

@@ -23,6 +23,8 @@ from rlinf.models.nn import kernels
 
 Tensor = torch.Tensor
 FEWEST = 16  # rows of a processor's smallest product
+LINEAR_TILE = 4096  # weights that a program of `linear` holds
+LINEAR_PROGRAMS = 128  # of `linear`, where there are as many columns: every processor gets one
 
 
 class Tile(NamedTuple):
@@ -212,6 +214,42 @@ def _run(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return total
+
+
+@triton.jit
+def _linear(
+    x, weight, bias, onto, out, factor, N, K, S, weight_row, x_batch, x_row, onto_batch, onto_row, out_batch, out_row,
+    ROWS: tl.constexpr, SILU: tl.constexpr, HAS_ONTO: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    steps = tl.arange(0, INNER)[None, :]
+    asked, inside = cols < N, steps < K
+    own = tl.load(weight + cols[:, None] * weight_row + steps, mask=asked[:, None] & inside, other=0.0)
+    shift = tl.load(bias + cols, mask=asked, other=0.0)
+    for row in tl.static_range(ROWS):
+        batch, token = row // S, row % S
+        given = tl.load(x + batch * x_batch + token * x_row + steps, mask=inside, other=0.0).to(tl.float32)
+        value = tl.sum(own * given, 1) + shift
+        if SILU:
+            value = value * tl.sigmoid(value)
+        if HAS_ONTO:
+            value = tl.load(onto + batch * onto_batch + token * onto_row + cols, mask=asked, other=0.0) + factor * value
+        tl.store(out + batch * out_batch + token * out_row + cols, value.to(out.dtype.element_ty), mask=asked)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor, silu: bool, onto: Tensor | None, factor: float, out: Tensor
+) -> None:
+    """See fused.linear_of_few. Every program reads all of its columns' weights at once, and meets the rows in turn."""
+    b, s, inner = x.shape
+    cols, step = weight.shape[0], triton.next_power_of_2(inner)
+    base = out if onto is None else onto
+    tile = max(1, min(LINEAR_TILE // step, largest_step(cols, cols // LINEAR_PROGRAMS)))
+    _linear[(triton.cdiv(cols, tile),)](
+        x, weight, bias, base, out, factor, cols, inner, s,
+        weight.stride(0), x.stride(0), x.stride(1), base.stride(0), base.stride(1), out.stride(0), out.stride(1),
+        ROWS=b * s, SILU=silu, HAS_ONTO=onto is not None, COLS=tile, INNER=step, num_warps=4,
+    )  # fmt: skip
 
 
 def largest_step(inner: int, wanted: int) -> int:

@@ -147,8 +147,12 @@ class Attention(Packed):
 
     def key_value(self, x: Tensor, frame: Frame) -> KeyValue:
         """[B, S, W] -> keys and values [B, G, S, E], where no query is asked."""
-        k = self.k_proj(x)
-        return self._rotated(k, k, self.v_proj(x), frame)[1]
+        joined = None if torch.is_grad_enabled() else self.joined(self.groups[0])
+        if joined is None:
+            k, v = self.k_proj(x), self.v_proj(x)
+        else:
+            k, v = F.linear(x, joined.weight[self.heads * self.head_dim :]).chunk(2, -1)
+        return self._rotated(k, k, v, frame)[1]
 
     def _rotated(self, q: Tensor, k: Tensor, v: Tensor, frame: Frame) -> tuple[Tensor, KeyValue]:
         if not frame.room:

@@ -15,8 +15,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -25,14 +26,68 @@ Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 Function = Callable[..., Any]  # of a dict of tensors
 
+Made = TypeVar("Made")
+Kept = dict[Hashable, Any]  # what `kept` made for one recording
+
 MAX_BYTES = 8 << 30  # of the outputs of all recordings: a policy's keys and values are large
+ALIGNMENT = 256  # bytes; what the device's own allocations begin at
+_keeping = threading.local()
+
+
+def kept(make: Callable[..., Made], *arguments: Hashable) -> Made:
+    """make(*arguments), which must depend on nothing else: a recording gets it once, and its replays find it there."""
+    made: Kept | None = getattr(_keeping, "made", None)
+    if made is None:
+        return make(*arguments)
+    key = (make, arguments)
+    if key not in made:
+        made[key] = make(*arguments)
+    return made[key]
 
 
 @dataclass(frozen=True)
 class _Recording:
     graph: torch.cuda.CUDAGraph
-    inputs: Tensors
+    inputs: Tensors  # on the device, those of `staging` too
+    staging: Staging | None  # where inputs come from the host
     outputs: Tensors
+    kept: Kept
+
+
+def slots(given: Tensors) -> tuple[dict[str, slice], int]:
+    """Where tensors lie one behind the other in one buffer, in bytes, and its length."""
+    places, end = {}, 0
+    for name, tensor in given.items():
+        places[name] = slice(end, end + tensor.nbytes)
+        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return places, end
+
+
+class Staging:
+    """Inputs from the host on their way to a recording: one pinned buffer, copied at once to where they are read."""
+
+    def __init__(self, given: Tensors, device: torch.device) -> None:
+        places, length = slots(given)
+        on_gpu = device.type == "cuda"
+        self._pinned = torch.empty(length, dtype=torch.uint8, pin_memory=on_gpu)
+        self._packed = torch.empty(length, dtype=torch.uint8, device=device)
+        self._copied = torch.cuda.Event() if on_gpu else None
+
+        def views(buffer: Tensor) -> Tensors:
+            return {name: buffer[places[name]].view(t.dtype).view(t.shape) for name, t in given.items()}
+
+        self._arrays = {name: view.numpy() for name, view in views(self._pinned).items()}
+        self.inputs = views(self._packed)
+
+    def load(self, given: Tensors) -> None:
+        """Bring tensors of the first ones' shapes to the device, in the order of its current stream."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the copy before may still be reading
+        for name, array in self._arrays.items():
+            np.copyto(array, given[name].numpy())  # torch would wake threads for a picture
+        self._packed.copy_(self._pinned, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._packed.device))
 
 
 class _OfWeights:
@@ -55,18 +110,23 @@ class _OfWeights:
         function, module = copy.deepcopy(self.function, memo), copy.deepcopy(self.module, memo)
         return type(self)(function, module, enabled=self.enabled, limit=self.limit)
 
-    def weights_moved(self) -> bool:
-        """Whether the weights lie elsewhere than at the last call, so that recordings are void; True at the first."""
+    def watched(self) -> list[nn.Parameter]:
+        """A sample of the weights, which move together."""
         if not self._watched:
             parameters = list(self.module.parameters())
-            self._watched = parameters[:: 1 + len(parameters) // 32]  # weights move together: a sample is enough
-        before, self._addresses = self._addresses, hash(tuple([p.data_ptr() for p in self._watched]))
+            self._watched = parameters[:: 1 + len(parameters) // 32]
+        return self._watched
+
+    def weights_moved(self) -> bool:
+        """Whether the weights lie elsewhere than at the last call, so that recordings are void; True at the first."""
+        before, self._addresses = self._addresses, hash(tuple([p.data_ptr() for p in self.watched()]))
         return before != self._addresses
 
     def clear(self) -> None:
         """Free the recordings and their memory."""
         self._recordings.clear()
         self._pool = None
+        self._watched = []  # perhaps replaced next
 
 
 class Recorder(_OfWeights):
@@ -74,46 +134,63 @@ class Recorder(_OfWeights):
 
     The function must be pure, without gradients, and must not wait for the device; everything random comes in as input.
     `options` are plain values that become part of the recording's key. Weights may change in place; when they have been
-    moved, everything is recorded anew. Outputs are copies, the caller may keep them.
+    moved, everything is recorded anew. Inputs may lie on the device or on the host, whence all go in one copy; the
+    caller may write into them as soon as the call returns. Outputs are copies, the caller may keep them.
     """
 
     def __call__(self, inputs: dict[str, Tensor | None], **options: Hashable) -> Tensors:
         given = _given(inputs)
-        if not self.enabled or not next(iter(given.values())).is_cuda or torch.cuda.is_current_stream_capturing():
+        device = next((t.device for t in given.values() if t.is_cuda), None) or self.watched()[0].device
+        if device.type != "cuda":
             return self.function(given, **options)
+        if not self.enabled or torch.cuda.is_current_stream_capturing():
+            return self.function({name: tensor.to(device) for name, tensor in given.items()}, **options)
         with self._lock:
-            return self._replayed(given, options)
+            return self._replayed(given, options, device)
 
-    def _replayed(self, given: Tensors, options: dict[str, Hashable]) -> Tensors:
+    def _replayed(self, given: Tensors, options: dict[str, Hashable], device: torch.device) -> Tensors:
         if self.weights_moved():
             self.clear()
         key = (_shapes(given), tuple(options.items()))
-        recording: _Recording = self._recordings.pop(key, None) or self._record(given, options)
+        recording: _Recording | None = self._recordings.pop(key, None)
+        if recording is None:
+            recording = self._record(given, options, device)
         self._recordings[key] = recording  # newest last
         self._forget_oldest()
+        if recording.staging is not None:
+            recording.staging.load(given)
         for name, tensor in given.items():
-            recording.inputs[name].copy_(tensor, non_blocking=True)
+            if tensor.is_cuda:
+                recording.inputs[name].copy_(tensor, non_blocking=True)
         recording.graph.replay()
         return {name: tensor.clone() for name, tensor in recording.outputs.items()}
 
-    def _record(self, given: Tensors, options: dict[str, Hashable]) -> _Recording:
-        inputs = {name: tensor.clone() for name, tensor in given.items()}
+    def _record(self, given: Tensors, options: dict[str, Hashable], device: torch.device) -> _Recording:
+        inputs = {name: tensor.clone() for name, tensor in given.items() if tensor.is_cuda}
+        staging = None
+        if from_host := {name: tensor for name, tensor in given.items() if not tensor.is_cuda}:
+            staging = Staging(from_host, device)
+            staging.load(from_host)
+            inputs |= staging.inputs
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        # Twice outside: compiling kernels, making library handles and filling caches must not happen in a capture.
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self.function(dict(inputs), **options)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Recordings share their scratch memory: they never run at the same time, and outputs are copied out.
-        with _capture(graph, self._pool):
-            outputs = self.function(dict(inputs), **options)
+        graph, made = torch.cuda.CUDAGraph(), Kept()
+        with _keep_in(made):
+            # Twice outside: compiling kernels, making library handles and filling caches must not happen in a capture.
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    self.function(dict(inputs), **options)
+            torch.cuda.current_stream().wait_stream(side)
+            # Recordings share their scratch memory: they never run at the same time, and outputs are copied out.
+            with _capture(graph, self._pool):
+                outputs = self.function(dict(inputs), **options)
         self._pool = graph.pool()
-        return _Recording(graph, inputs, outputs)
+        return _Recording(graph, inputs, staging, outputs, made)
 
     def _forget_oldest(self) -> None:
         """Keep the newest recordings, within a number and a size; at least one."""
+        if len(self._recordings) == 1:
+            return
         sizes = [sum(tensor.nbytes for tensor in r.outputs.values()) for r in self._recordings.values()]
         while len(sizes) > 1 and (len(sizes) > self.limit or sum(sizes) > MAX_BYTES):
             self._recordings.popitem(last=False)
@@ -128,6 +205,7 @@ class _GradientRecording:
     outputs: tuple[Tensor, ...]
     seeds: tuple[Tensor | None, ...]  # gradients of the outputs that have one
     gradients: tuple[Tensor | None, ...]  # of the parameters
+    kept: Kept
 
 
 class GradientRecorder(_OfWeights):
@@ -181,7 +259,8 @@ class GradientRecorder(_OfWeights):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         # Some times outside: compiling kernels, making library handles and filling caches must not be captured.
-        with torch.cuda.stream(side):
+        made = Kept()
+        with torch.cuda.stream(side), _keep_in(made):
             for _ in range(3):
                 outputs = run()
                 differentiate(outputs, make_seeds(outputs))
@@ -189,13 +268,13 @@ class GradientRecorder(_OfWeights):
         torch.cuda.current_stream().wait_stream(side)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         # Recordings share the memory of their activations, since only the latest call is differentiated.
-        with _capture(forward, self._pool):
+        with _capture(forward, self._pool), _keep_in(made):
             outputs = run()
         self._pool, seeds = forward.pool(), make_seeds(outputs)
         with _capture(backward, self._pool):
             gradients = differentiate(outputs, seeds)
         outputs = tuple(output.detach() for output in outputs)
-        return _GradientRecording(forward, backward, inputs, outputs, seeds, gradients)
+        return _GradientRecording(forward, backward, inputs, outputs, seeds, gradients, made)
 
     def check_latest(self, call: int) -> None:
         """Refuse a gradient whose activations are gone."""
@@ -247,9 +326,19 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _keep_in(made: Kept) -> Iterator[None]:
+    """What `kept` makes inside goes to `made`."""
+    before, _keeping.made = getattr(_keeping, "made", None), made
+    try:
+        yield
+    finally:
+        _keeping.made = before
+
+
 def _given(inputs: dict[str, Tensor | None]) -> Tensors:
     return {name: tensor for name, tensor in inputs.items() if tensor is not None}
 
 
 def _shapes(given: Tensors) -> Hashable:
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in given.items())
+    return tuple([(name, tensor.shape, tensor.dtype, tensor.is_cuda) for name, tensor in given.items()])

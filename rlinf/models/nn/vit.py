@@ -29,12 +29,14 @@ class PatchEmbeddings(nn.Module):
         self.patch_embedding = nn.Conv2d(3, width, patch_size, stride=patch_size)
         self.position_embedding = nn.Embedding((image_size // patch_size) ** 2, width)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W]."""
+    def forward(self, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W], rounded to `dtype` where given."""
         # Patches do not overlap, so the convolution is a matrix product; columns run (channel, y, x).
         patches = patches_of(images.permute(0, 3, 1, 2), self.patch_size).flatten(2)
         weight = effective_weight(self.patch_embedding).flatten(1)
-        return F.linear(patches.to(weight.dtype), weight, self.patch_embedding.bias) + self.position_embedding.weight
+        bias, positions = self.patch_embedding.bias, self.position_embedding.weight
+        assert bias is not None
+        return fused.linear_plus(patches.to(weight.dtype), weight, bias, positions, dtype or weight.dtype)
 
 
 class Attention(Packed):
@@ -99,7 +101,7 @@ class SiglipVision(BlockStack):
 
     def forward(self, images: Tensor) -> Tensor:
         """f32 [M, S, S, 3] in [-1, 1] -> [M, T, W] in the encoder's dtype."""
-        stream = Residual(self.embeddings(images).to(self.post_layernorm.weight.dtype))
+        stream = Residual(self.embeddings(images, self.post_layernorm.weight.dtype))
         for layer in self.encoder["layers"].children():
             stream = self.run_block(layer, stream)
         return add_layer_norm(stream, self.post_layernorm)[1]

@@ -7,7 +7,7 @@ S suffix tokens (H, and one for the state in π0), W expert width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
@@ -16,8 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rlinf.models.nn import fused
 from rlinf.models.nn.gemma import Frame, Gemma, KeyValue
+from rlinf.models.nn.graphs import kept
 from rlinf.models.nn.vit import SiglipVision
+from rlinf.models.openpi import flow
 from rlinf.models.openpi.architecture import Architecture
 
 Tensor = torch.Tensor
@@ -73,6 +76,11 @@ def positions(valid: Tensor) -> Tensor:
 def _lengths(kv: Sequence[KeyValue], valid: Tensor | None) -> Tensor:
     k = kv[0].k
     return torch.full((k.shape[0],), k.shape[2], device=k.device) if valid is None else valid.sum(1)
+
+
+def _frame_of_all(stack: Gemma, tokens: int, room: int, device: torch.device) -> Frame:
+    """Of tokens that all count and see each other, in any number of rows."""
+    return stack.frame(torch.arange(tokens, device=device)[None], None, room)
 
 
 @cache  # never dropped: recorded kernels keep its address
@@ -153,7 +161,7 @@ class PiNet(nn.Module):
     def embed_images(self, images: Tensor) -> Tensor:
         """u8 [B, n, S, S, 3] or f32 in [-1, 1] -> [B, n * T, vlm width]; all cameras in one pass."""
         if images.dtype == torch.uint8:
-            images = images.float().mul_(2.0 / 255.0).sub_(1.0)
+            images = images.mul(2.0 / 255.0).sub_(1.0)  # f32
         features = self._parts.projector["linear"](self._parts.vision(images.flatten(0, 1)))  # [B * n, T, vlm width]
         return features.view(images.shape[0], -1, features.shape[-1])
 
@@ -181,31 +189,40 @@ class PiNet(nn.Module):
         room = 0 if torch.is_grad_enabled() else len(self.suffix_starts())
         image_tokens = self.embed_images(images)
         x = torch.cat((image_tokens, self.embed_prompt(tokens)), 1)
+        language = self._parts.language
         if token_valid is None:
-            valid = see = None
-            at = torch.arange(x.shape[1], device=x.device).expand(b, -1)
+            valid, frame = None, kept(_frame_of_all, language, x.shape[1], room, x.device)
         else:
             cameras = tokens.new_ones(b, n, dtype=torch.bool) if image_valid is None else image_valid
             valid = torch.cat((cameras.repeat_interleave(self.arch.image_tokens, 1), token_valid), 1)
             see = visible(valid, torch.zeros(x.shape[1], device=x.device)) if full_mask else valid[:, None]
-            at = positions(valid)
-        out, kv = self._parts.language(x, self._parts.language.frame(at, see, room), output=output)
+            frame = language.frame(positions(valid), see, room)
+        out, kv = language(x, frame, output=output)
         return replace(self.attach(kv, valid, out), image_tokens=image_tokens)
 
     def attach(self, kv: Sequence[KeyValue], valid: Tensor | None, output: Tensor | None = None) -> Prefix:
         """Prepare the suffix's positions and mask for these keys and values."""
-        p, starts = kv[0].k.shape[2], self.suffix_starts()
-        s, device = len(starts), kv[0].k.device
-        position = _lengths(kv, valid)[:, None] + torch.arange(s, device=device)
+        p, device = kv[0].k.shape[2], kv[0].k.device
+        if valid is None:
+            return Prefix(kv, valid, kept(self._suffix_frame, p, device), output)
+        return Prefix(kv, valid, self._suffix_frame(p, device, valid, _lengths(kv, valid)), output)
+
+    def _suffix_frame(
+        self, p: int, device: torch.device, valid: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Frame:
+        """Positions and mask behind p tokens; bool [B, p] and i64 [B] say which count, None: all, in any row."""
+        starts = tuple(self.suffix_starts())
+        s, first = len(starts), p if lengths is None else lengths[:, None]
+        position = first + torch.arange(s, device=device)[None]
         see = None
         if valid is not None or not self.arch.pi05:  # π0.5's actions see everything that is valid
             everything = torch.ones(1, p, dtype=torch.bool, device=device) if valid is None else valid
             joint = torch.cat((everything, everything.new_ones(len(everything), s)), 1)
-            see = visible(joint, _block_starts(p, tuple(starts), device), p)
+            see = visible(joint, _block_starts(p, starts, device), p)
         frame = self._parts.expert.frame(position, see)
         if not self.arch.pi05:  # the state's token does not see the actions
             frame = frame._replace(lead=self._parts.expert.lead(1, p + 1, None if valid is None else joint))
-        return Prefix(kv, valid, frame, output)
+        return frame
 
     def repeat(self, prefix: Prefix, n: int) -> Prefix:
         """Every row n times in a row, to share one observation among several noisy actions."""
@@ -216,7 +233,18 @@ class PiNet(nn.Module):
 
     def times(self, t: Tensor) -> Times:
         """What the expert reads of times f32 [N]."""
-        embedding = time_embedding(t, self.arch.expert_width).float()
+        return self.times_of(self.embed_times(t))
+
+    def embed_times(self, t: Tensor) -> Tensor:
+        """Times f32 [N] -> f32 [N, W]."""
+        return time_embedding(t, self.arch.expert_width).float()
+
+    def embed_schedule(self, num_steps: int, device: torch.device) -> Tensor:
+        """The times of `num_steps` denoising steps, embedded: f32 [N, W]."""
+        return self.embed_times(flow.step_weights("flow_ode", num_steps, 0.0, device).t)
+
+    def times_of(self, embedding: Tensor) -> Times:
+        """What the expert reads of embedded times f32 [N, W]."""
         if not self.arch.pi05:
             return Times(embedding, None)
         cond = self.time_condition(embedding)
@@ -236,6 +264,42 @@ class PiNet(nn.Module):
         action = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
         return torch.cat((self.state_proj(state)[:, None], action), 1)
 
+    def noisy_tokens(self, state: Tensor | None, times: Times, rows: int) -> Callable[[Tensor, int], Tensor]:
+        """`embed_suffix` of `rows` rows as a function of x_t and the step i, for all steps of a call; no gradients.
+
+        What does not depend on x_t is computed here. In π0, two layers without anything between them become one:
+        W [A x + a; t] + b = (W₁ A) x + (W₁ a + W₂ t + b), a product of D inner columns instead of 2 W. A call
+        overwrites what the one before returned.
+        """
+        layers = [self.action_in_proj]
+        if not self.arch.pi05:
+            layers += [self.state_proj, self.action_time_mlp_in, self.action_time_mlp_out]
+        if any(type(layer) is not nn.Linear for layer in layers):  # adapted
+            return lambda x, i: self.embed_suffix(state, x, times.embedding[i : i + 1])
+        into, width, linear = layers[0], self.arch.expert_width, fused.linear_of_few
+        shape = (rows, len(self.suffix_starts()), width)
+        tokens = torch.empty(shape, dtype=self._parts.expert.dtype, device=into.weight.device)
+        actions = tokens[:, -self.arch.action_horizon :]
+
+        def embed_actions(x: Tensor, i: int) -> Tensor:
+            linear(x, into.weight, into.bias, out=actions)
+            return tokens
+
+        if self.arch.pi05:
+            return embed_actions
+        assert state is not None
+        _, first, joint, last = layers
+        linear(state[:, None], first.weight, first.bias, out=tokens[:, :1])
+        weight = fused.product_of_few_columns(joint.weight[:, :width], into.weight)  # [W, D]
+        still = torch.cat((into.bias.expand_as(times.embedding), times.embedding), -1)  # [N, 2 W]
+        biases = linear(still[None], joint.weight, joint.bias)[0]  # [N, W]
+
+        def embed_with_time(x: Tensor, i: int) -> Tensor:
+            linear(linear(x, weight, biases[i], silu=True), last.weight, last.bias, out=actions)
+            return tokens
+
+        return embed_with_time
+
     def suffix_starts(self) -> list[int]:
         """Where blocks begin among the suffix tokens: the state alone (π0), then all actions together."""
         actions = [1] + [0] * (self.arch.action_horizon - 1)
@@ -243,13 +307,23 @@ class PiNet(nn.Module):
 
     def suffix(self, prefix: Prefix, state: Tensor | None, x_t: Tensor, times: Times) -> Tensor:
         """Expert features f32 [B, H, W] of noisy actions f32 [B, H, D] at a time per row; state f32 [B, D] for π0."""
-        tokens = self.embed_suffix(state, x_t, times.embedding)
+        return self.features(prefix, self.embed_suffix(state, x_t, times.embedding), times).float()
+
+    def features(self, prefix: Prefix, tokens: Tensor, times: Times) -> Tensor:
+        """Expert features [B, H, W] of tokens [B, S, W] at a time per row, in the expert's dtype."""
         out, _ = self._parts.expert(tokens, prefix.frame, past=prefix.kv, modulation=times.modulation)
-        return out[:, -self.arch.action_horizon :].float()
+        return out[:, -self.arch.action_horizon :]
 
     def velocity(self, features: Tensor) -> Tensor:
         """Expert features [B, H, W] -> velocity f32 [B, H, D]."""
         return self.action_out_proj(features)
+
+    def moved(self, x: Tensor, features: Tensor, way: float) -> Tensor:
+        """x + way * velocity, f32 [B, H, D], of features in any dtype; no gradients."""
+        layer = self.action_out_proj
+        if type(layer) is nn.Linear:
+            return fused.linear_of_few(features, layer.weight, layer.bias, onto=x, factor=way)
+        return torch.add(x, self.velocity(features.float()), alpha=way)
 
     def apply_bf16_rule(self) -> None:
         """The published mixture: bf16, but patch and position embeddings, Gemma norms and projections in fp32."""

@@ -50,6 +50,7 @@ class Policy(PretrainedPolicy):
     cfg: Config
     net: PiNet
     heads = HEADS
+    moves_observations = True
 
     def __init__(
         self,
@@ -126,19 +127,24 @@ class Policy(PretrainedPolicy):
     @torch.no_grad()
     def predict(self, obs: Observation, *, mode: Literal["train", "eval"], noise: Noise) -> PolicyOutput:
         """Actions for one chunk; in train mode with everything `evaluate` needs to score them again."""
-        inputs, train = self.processor.encode(obs), mode == "train"
+        train = mode == "train"
+        inputs = self.processor.encode(obs) if train else self.processor.read(obs)  # nothing of the latter is kept
         sampler, shape = self.sampler(), (self.arch.action_horizon, self.arch.action_dim)
         given = self._observed(inputs)
         if train and self.cfg.value_input == "state":
             given["critic_state"] = self._critic_state(obs)
         if train and not sampler.joint:
             given["index"] = noise.integers(sampler.num_choices(ignore_last=self.cfg.openpi.ignore_last))
-        given["start"] = noise.normal(shape)
+        given["start"] = (noise if train else noise.on_host()).normal(shape)
         if train:
             given["draws"] = noise.normal((sampler.num_steps if sampler.joint else 1, *shape))  # [B, N or 1, H, D]
             given["table"] = torch.stack(tuple(sampler.weights(inputs.images.device)))  # [4, N]; noise levels change
+        raw_state = None  # before the call below, as the host waits for such a copy
+        if self.relative_actions:
+            assert inputs.raw_state is not None
+            raw_state = inputs.raw_state.to(self.processor.device)
         out = self._act(given, train=train)
-        actions = self.processor.decode_actions(out["last"], inputs.raw_state)
+        actions = self.processor.to_simulator(out["actions"], raw_state)
         if not train:
             return PolicyOutput(actions, torch.zeros_like(actions), None, {})
         prompts = inputs.prompts
@@ -150,13 +156,13 @@ class Policy(PretrainedPolicy):
     def _actions(self, given: dict[str, Tensor], *, train: bool) -> dict[str, Tensor]:
         """A call of `predict` as a function of tensors, which a GPU records: nothing random, nothing waited for.
 
-        Gives the denoised actions `last` [B, H, D] and, to train, the scored points `x`, log-probs, values and the
+        Gives the executed `actions`, un-normalised, and, to train, the scored points `x`, log-probs, values and the
         prefix cache.
         """
         sampler, state, start = self.sampler(), given.get("state"), given["start"]
         prefix = self.prefix(given["images"], given["tokens"], given.get("valid"))
         if not train:
-            return {"last": sampler.ode(prefix, state, start).x[:, -1]}
+            return {"actions": self.processor.unnormalize_actions(sampler.end(prefix, state, start))}
         index, draws = given.get("index"), given["draws"]
         sampler = replace(sampler, table=flow.Weights(*given["table"]))
         chain = sampler.sample(prefix, state, start, lambda i: draws[:, i if sampler.joint else 0], index)
@@ -164,7 +170,8 @@ class Policy(PretrainedPolicy):
         if index is not None:
             rows = torch.arange(len(start), device=start.device)
             x = torch.stack((x[rows, index], x[rows, index + 1]), 1)
-        out = {"last": chain.x[:, -1], "x": x, "logprobs": self.executed(sampler.logprobs(chain, index))}
+        actions = self.processor.unnormalize_actions(chain.x[:, -1])
+        out = {"actions": actions, "x": x, "logprobs": self.executed(sampler.logprobs(chain, index))}
         values = self.critic(self.rollout_features(chain.features, index), pooled, given.get("critic_state"))
         if values is not None:
             out["values"] = values
@@ -307,6 +314,7 @@ class Policy(PretrainedPolicy):
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""
         self.processor.fit(states, actions)
+        self.forget_recordings()  # they read the statistics
 
     # ------------------------------------------------------------------ noise
     def set_global_step(self, step: int) -> None:
@@ -348,7 +356,13 @@ class Policy(PretrainedPolicy):
 
     def prepare_extras(self, folder: Path) -> Callable[[], None]:
         """Check the folder's statistics."""
-        return self.processor.prepare(folder)
+        take = self.processor.prepare(folder)
+
+        def take_and_forget() -> None:
+            take()
+            self.forget_recordings()  # they read the statistics
+
+        return take_and_forget
 
     def check_folder(self, folder: Path) -> None:
         """A folder that rlinf saved says which network it holds; published ones are known by their shapes only."""
@@ -365,7 +379,7 @@ class Policy(PretrainedPolicy):
     # ------------------------------------------------------------------ prefix
     def _trimmed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """Prompt slots [B, L] that any row uses, and which count (None: all); a GPU gets few different lengths."""
-        return inputs.prompts.trimmed(step=PROMPT_STEP if inputs.images.is_cuda else 1)
+        return inputs.prompts.trimmed(step=PROMPT_STEP if self.processor.device.type == "cuda" else 1)
 
     def _observed(self, inputs: Inputs) -> dict[str, Tensor | None]:
         """What recorded functions get of an observation."""

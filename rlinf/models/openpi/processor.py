@@ -38,11 +38,16 @@ class Inputs:
     state: Tensor | None  # f32 [B, D] normalised and padded; π0 only
     raw_state: Tensor | None  # f32 [B, S] un-normalised, in π's convention
 
+    def to(self, device: torch.device) -> Inputs:
+        """The same on a device."""
+        state, raw = (None if x is None else x.to(device, non_blocking=True) for x in (self.state, self.raw_state))
+        return Inputs(self.images.to(device, non_blocking=True), self.prompts.to(device), state, raw)
+
 
 class Processor(nn.Module):
     """Between a simulator and the network: statistics, tokenizer and the robot's convention.
 
-    Everything runs on the device of the statistics. It is an `ActionPath`.
+    What it returns lies on the device of the statistics, but for `read`. It is an `ActionPath`.
     """
 
     clips = False
@@ -61,18 +66,27 @@ class Processor(nn.Module):
 
     def encode(self, obs: Observation) -> Inputs:
         """Resize, normalise, tokenise."""
-        state = self._state(obs)
+        return self.read(obs).to(self.device)
+
+    def read(self, obs: Observation) -> Inputs:
+        """`encode`, each part where it is: prompts are made on the host, states and pictures stay where they lie.
+
+        Pictures that must be resized come to the device, as that is work.
+        """
+        state = self._state(obs, None if obs.states is None else obs.states.device)
         normal = None
         if state is not None:
             normal = self.state_stats.normalize(state, quantile=self.row.quantile_norm)
         prompts = self.tokenizer(obs.task_descriptions, normal if self.row.discrete_state else None)
         padded = None if normal is None or self.row.pi05 else F.pad(normal, (0, self.arch.action_dim - normal.shape[1]))
-        return Inputs(self.encode_images(obs), prompts.to(self.device), padded, state)
+        cameras = [obs.images] if obs.wrist_images is None else [obs.images, obs.wrist_images]
+        fits = all(pictures.shape[-3:-1] == (self.arch.image_size,) * 2 for pictures in cameras)
+        return Inputs(self.encode_images(obs, obs.images.device if fits else None), prompts, padded, state)
 
-    def encode_images(self, obs: Observation) -> Tensor:
-        """Every camera at the model's resolution, u8 [B, n, size, size, 3]."""
+    def encode_images(self, obs: Observation, device: torch.device | None = None) -> Tensor:
+        """Every camera at the model's resolution, u8 [B, n, size, size, 3], on the device of the statistics or this."""
         count, to_size = self.cfg.num_cameras, partial(resize_with_pad, size=self.arch.image_size)
-        return camera_images(obs, count, to_size, self.device, key=self.cfg.images_key)
+        return camera_images(obs, count, to_size, device or self.device, key=self.cfg.images_key)
 
     def encode_actions(self, actions: Tensor, state: Tensor | None) -> Tensor:
         """Simulator actions f32 [B, 1..H, A] -> normalised f32 [B, H, D], 0 where padded; the last action fills H."""
@@ -85,12 +99,20 @@ class Processor(nn.Module):
 
     def decode_actions(self, x: Tensor, state: Tensor | None) -> Tensor:
         """Denoised f32 [B, H, D] -> simulator actions f32 [B, C, A]."""
-        chunk, columns = self.cfg.num_action_chunks, self.cfg.action_dim
-        actions = self.action_stats.unnormalize(x[:, :chunk], quantile=self.row.quantile_norm)
+        return self.to_simulator(self.unnormalize_actions(x), state)
+
+    def unnormalize_actions(self, x: Tensor) -> Tensor:
+        """Denoised f32 [B, H, D] -> the executed actions in π's convention, f32 [B, C, A or more]."""
+        columns = max(self.cfg.action_dim, len(self.row.delta_mask))
+        executed = x[:, : self.cfg.num_action_chunks, :columns]
+        return self.action_stats.unnormalize(executed, quantile=self.row.quantile_norm)
+
+    def to_simulator(self, actions: Tensor, state: Tensor | None) -> Tensor:
+        """Un-normalised actions f32 [B, C, A or more] -> simulator actions f32 [B, C, A]."""
         if self.row.delta_mask:
             assert state is not None
             actions = transforms.shift_by_state(actions, state, self.row.delta_mask, 1.0)
-        actions = actions[..., :columns]
+        actions = actions[..., : self.cfg.action_dim]
         return transforms.aloha_actions(actions) if self.row.adapt_to_pi else actions
 
     def fit(self, states: Tensor | None, actions: Tensor) -> None:
@@ -157,11 +179,11 @@ class Processor(nn.Module):
         """Write the statistics, as `prepare` reads them."""
         save_statistics(folder, self.row.asset_id, {"state": self.state_stats, "actions": self.action_stats})
 
-    def _state(self, obs: Observation) -> Tensor | None:
-        """The columns the model reads, in π's convention."""
+    def _state(self, obs: Observation, device: torch.device | None = None) -> Tensor | None:
+        """The columns the model reads, in π's convention, on the device of the statistics or this."""
         if not self.cfg.state_dim:
             return None
-        state = state_columns(obs, self.cfg.state_dim, self.device, key=STATE_KEY)
+        state = state_columns(obs, self.cfg.state_dim, device or self.device, key=STATE_KEY)
         return transforms.aloha_state(state) if self.row.adapt_to_pi else state
 
     def _to_model(self, actions: Tensor, state: Tensor | None) -> Tensor:

@@ -33,16 +33,24 @@ class PromptTokenizer:
         self.max_len = max_len
         self._encode = encode
         self._row = lru_cache(maxsize=65536)(self._plain_row)
+        self._batch = lru_cache(maxsize=64)(self._plain_batch)  # an episode's calls repeat their instructions
 
     def __call__(self, texts: list[str], states: Tensor | None = None) -> Prompts:
-        """Prompts of `max_len` slots, 0 on pads; normalised `states` [B, S] enter the prompt."""
+        """Prompts of `max_len` slots, 0 on pads; normalised `states` [B, S] enter the prompt.
+
+        They lie on the host, and are not to be written into.
+        """
         if states is None:
-            rows = [self._row(text) for text in texts]
-        else:
-            pairs = zip(texts, states.cpu(), strict=True)  # one wait for a GPU, not one for each row
-            encoded = (self._encode(state_prompt(text, state), True) for text, state in pairs)
-            rows = [cut_prompt(row, self.max_len, text) for row, text in zip(encoded, texts, strict=True)]
+            return self._batch(tuple(texts))
+        pairs = zip(texts, states.cpu(), strict=True)  # one wait for a GPU, not one for each row
+        encoded = (self._encode(state_prompt(text, state), True) for text, state in pairs)
+        return self._padded([cut_prompt(row, self.max_len, text) for row, text in zip(encoded, texts, strict=True)])
+
+    def _padded(self, rows: list[tuple[int, ...]]) -> Prompts:
         return Prompts.padded(rows, self.max_len, pad=0, pads_last=True)
+
+    def _plain_batch(self, texts: tuple[str, ...]) -> Prompts:
+        return self._padded([self._row(text) for text in texts])
 
     def _plain_row(self, text: str) -> tuple[int, ...]:
         # The published prompt ends in a newline that is tokenised on its own.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlinf.models.nn.graphs import kept
 from rlinf.models.openpi import flow
 from rlinf.models.openpi.config import NoiseMethod
 from rlinf.models.openpi.heads import NoiseHead
@@ -66,7 +67,7 @@ class Sampler:
 
     def times(self, device: torch.device) -> Times:
         """What the network reads of this schedule's N times."""
-        return self.net.times(flow.step_weights("flow_ode", self.num_steps, 0.0, device).t)
+        return self.net.times_of(kept(self.net.embed_schedule, self.num_steps, device))
 
     def transition(
         self, prefix: Prefix, state: Tensor | None, x: Tensor, index: Tensor | slice, times: Times
@@ -84,6 +85,16 @@ class Sampler:
         """The deterministic path from `noise` [B, H, D], or its first `steps` steps."""
         weights = flow.step_weights("flow_ode", self.num_steps, 0.0, noise.device)
         return self._walk(prefix, state, noise, flow.Weights(*(c[:steps].expand(len(noise), -1) for c in weights)))
+
+    @torch.no_grad()
+    def end(self, prefix: Prefix, state: Tensor | None, noise: Tensor) -> Tensor:
+        """Where the deterministic path from `noise` ends, [B, H, D]: the x of `ode` without the rest of it."""
+        times, prefix = self.times(noise.device), prefix.with_room(len(self.net.suffix_starts()))
+        tokens, x = self.net.noisy_tokens(state, times, len(noise)), noise
+        for i in range(self.num_steps):
+            features = self.net.features(prefix, tokens(x, i), times.at(slice(i, i + 1)))
+            x = self.net.moved(x, features, -1 / self.num_steps)  # what step_mean gives with the ODE's weights
+        return x
 
     @torch.no_grad()
     def sample(
@@ -138,10 +149,11 @@ class Sampler:
     ) -> Chain:
         """Denoise with weights [B, n] of the first n steps; rows add noise at their `chosen` steps, bool [B, n]."""
         times, prefix = self.times(noise.device), prefix.with_room(len(self.net.suffix_starts()))
+        tokens = self.net.noisy_tokens(state, times, len(noise))
         xs, velocities, stds, features = [noise], [], [], []
         for i in range(weights.t.shape[1]):
             step = flow.Weights(*(c[:, i, None, None] for c in weights))
-            features.append(self.net.suffix(prefix, state, xs[-1], times.at(slice(i, i + 1))))
+            features.append(self.net.features(prefix, tokens(xs[-1], i), times.at(slice(i, i + 1))).float())
             velocities.append(self.net.velocity(features[-1]))
             x, std = flow.step_mean(step, xs[-1], velocities[-1]), step.std
             if self.noise_head is not None:

@@ -31,6 +31,7 @@ class Statistics(nn.Module):
         super().__init__()
         for name in _FIELDS:
             self.register_buffer(name, values[name].double(), persistent=False)
+        self._terms: dict[tuple[bool, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def identity(cls, n: int) -> Self:
@@ -48,19 +49,24 @@ class Statistics(nn.Module):
 
     def normalize(self, x: Tensor, *, quantile: bool) -> Tensor:
         """[..., n] -> [..., n] in x's dtype: q01..q99 to [-1, 1], or (not `quantile`) to mean 0 and deviation 1."""
-        if quantile:
-            q01, q99 = self.q01.to(x), self.q99.to(x)
-            return (x - q01) / (q99 - q01 + _EPS) * 2.0 - 1.0
-        return (x - self.mean.to(x)) / (self.std.to(x) + _EPS)
+        low, spread = self.terms(x, quantile=quantile)
+        normal = (x - low) / spread
+        return normal * 2.0 - 1.0 if quantile else normal
 
     def unnormalize(self, x: Tensor, *, quantile: bool) -> Tensor:
         """[..., m >= n] -> [..., m]; columns beyond n have the identity's statistics."""
-        n = self.mean.shape[0]
+        n, (low, spread) = self.mean.shape[0], self.terms(x, quantile=quantile)
         real, rest = x[..., :n], x[..., n:]
-        if quantile:
-            q01, q99 = self.q01.to(x), self.q99.to(x)
-            return torch.cat(((real + 1.0) / 2.0 * (q99 - q01 + _EPS) + q01, rest), -1)
-        return torch.cat((real * (self.std.to(x) + _EPS) + self.mean.to(x), rest * (1.0 + _EPS)), -1)
+        real = ((real + 1.0) / 2.0 if quantile else real) * spread + low
+        return torch.cat((real, rest if quantile else rest * (1.0 + _EPS)), -1) if rest.shape[-1] else real
+
+    def terms(self, x: Tensor, *, quantile: bool) -> tuple[Tensor, Tensor]:
+        """What is subtracted from x and what it is divided by, [n] each in x's dtype on its device, made once."""
+        key = (quantile, x.dtype, x.device)
+        if key not in self._terms:
+            low, spread = (self.q01.to(x), self.q99.to(x)) if quantile else (self.mean.to(x), self.std.to(x))
+            self._terms[key] = low, (spread - low if quantile else spread) + _EPS
+        return self._terms[key]
 
 
 def save_statistics(folder: Path, asset_id: str, stats: dict[str, Statistics]) -> None:
