@@ -123,27 +123,20 @@ class Lead(NamedTuple):
     bias: Tensor | None  # [B or 1, 1, 1, P] for all queries
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    lead: Lead | None = None,
-    ahead: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: Lead | None = None) -> Tensor:
     """softmax(q k' / sqrt(E) + bias) v for queries [B, G, rows, E], keys and values [B, G, P, E] (rows may be strided).
 
     bias is [B or 1, 1, rows or 1, P]; `lead` says the same where the bias is of that kind. The library's kernels deal
     out queries alone, so that a handful of them, as in decoding or in a call for one robot, leaves most of a GPU idle;
-    ours deals out the keys too, and fetches weights meanwhile that the next products read (`ahead`).
+    ours deals out the keys too.
     """
     b, groups, rows, width = q.shape
     few = rows <= FEW_ROWS or (rows <= SOME_ROWS and b * groups * -(-rows // 64) <= FEW_BLOCKS)
     suits = q.dtype in (torch.bfloat16, torch.float16) and width in (64, 128, 256)
     if few and suits and _kernels_for(q) and not _wants_gradient(q, k, v):
         if lead is not None:  # a bias for every query would be read as often as the keys
-            return _kernel("attend")(q, k, v, lead.bias, (lead.rows, lead.keys), ahead)
-        return _kernel("attend")(q, k, v, bias, None, ahead)
+            return _kernel("attend")(q, k, v, lead.bias, (lead.rows, lead.keys))
+        return _kernel("attend")(q, k, v, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 

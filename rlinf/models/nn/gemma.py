@@ -164,15 +164,10 @@ class Attention(Packed):
         q, k, v = fused.rope(q, k, v, frame.rope, head_dim=self.head_dim, room=room)
         return q, KeyValue(k[:, :, :s], v[:, :, :s], (k, v))
 
-    def attend(
-        self, q: Tensor, kv: KeyValue, frame: Frame, ahead: tuple[Tensor, Tensor] | None = None
-    ) -> Tensor:
-        """Queries [B, G, S * R, E] on kv, heads in a row: [B, S, heads * E]; bias [B or 1, 1, S * R or 1, P + S].
-
-        `ahead`: see fused.attend.
-        """
+    def attend(self, q: Tensor, kv: KeyValue, frame: Frame) -> Tensor:
+        """Queries [B, G, S * R, E] on kv, heads in a row: [B, S, heads * E]; bias [B or 1, 1, S * R or 1, P + S]."""
         b, s = q.shape[0], q.shape[2] * self.kv_heads // self.heads
-        out = fused.attend(q, kv.k, kv.v, frame.bias, frame.lead, ahead)  # [B, G, S * R, E]
+        out = fused.attend(q, kv.k, kv.v, frame.bias, frame.lead)  # [B, G, S * R, E]
         return out.view(b, self.kv_heads, s, -1, self.head_dim).transpose(1, 2).reshape(b, s, -1)
 
     def forward(self, q: Tensor, kv: KeyValue, frame: Frame) -> Tensor:
@@ -230,7 +225,7 @@ class Block(nn.Module):
         x, q = fused.norm_rope_of_few(
             stream, scale, shift, qkv, frame.rope, eps=NORM_EPS, head_dim=attn.head_dim, room=(k, v, first)
         )
-        y = fused.product_of_few(attn.attend(q, KeyValue(k, v), frame, (out, gate_up)), out)
+        y = fused.product_of_few(attn.attend(q, KeyValue(k, v), frame), out)
         attended = Residual(x, y, gate)
         scale, shift, gate = self.post_attention_layernorm.terms(modulation[1])
         x, h = fused.norm_gate_of_few(attended, scale, shift, gate_up, eps=NORM_EPS, gelu=True)

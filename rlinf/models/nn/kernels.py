@@ -8,15 +8,12 @@ alone would, one of OpenVLA-OFT 1.16 times; what is left is everything between t
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 
 Tensor = torch.Tensor
 GATE_BLOCK = 1024
-AHEAD_BYTES, AHEAD_LANES = 8192, 128  # of a weight that a thread asks for, and threads of a program that do
 
 
 @triton.jit
@@ -170,36 +167,12 @@ def rope(
 
 
 @triton.jit
-def _ask_ahead(weight, blocks, program, BYTES: tl.constexpr, LANES: tl.constexpr):
-    block = tl.minimum(program * LANES + tl.arange(0, LANES), blocks - 1).to(tl.int64)
-    address = weight.to(tl.int64) + block * BYTES
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [address, tl.full([LANES], BYTES, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _attend_part(
-    q, k, v, bias, mixed, largest, total, ahead, more_ahead, ROWS, KEYS, scale,
-    k_batch, k_group, v_batch, v_group, bias_batch, bias_row, G, lead_rows, lead_keys, PARTS, blocks, more_blocks,
+    q, k, v, bias, mixed, largest, total, ROWS, KEYS, scale,
+    k_batch, k_group, v_batch, v_group, bias_batch, bias_row, G, lead_rows, lead_keys,
     E: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LEAD: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, AHEAD: tl.constexpr, BYTES: tl.constexpr, LANES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    if AHEAD:  # programs behind those that attend ask for weights
-        extra = tl.program_id(2) - PARTS
-        if extra >= 0:
-            programs = tl.cdiv(blocks, LANES)
-            if tl.program_id(0) + tl.program_id(1) == 0:
-                if extra < programs:
-                    _ask_ahead(ahead, blocks, extra, BYTES, LANES)
-                else:
-                    _ask_ahead(more_ahead, more_blocks, extra - programs, BYTES, LANES)
-            return
     pair = tl.program_id(0).to(tl.int64)  # batch row and group
     batch, group = pair // G, pair % G
     rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -220,7 +193,7 @@ def _attend_part(
     score = tl.where(there[None, :], score, -float("inf"))
     most = tl.max(score, 1)
     weight = tl.exp(score - most[:, None])
-    row = (pair * PARTS + part) * ROWS + rows
+    row = (pair * tl.num_programs(2) + part) * ROWS + rows
     tl.store(mixed + row[:, None] * E + cols[None, :], tl.dot(weight.to(values.dtype), values), mask=asked[:, None])
     tl.store(largest + row, most, mask=asked)
     tl.store(total + row, tl.sum(weight, 1), mask=asked)
@@ -240,48 +213,30 @@ def _attend_join(mixed, largest, total, out, ROWS, PARTS, E: tl.constexpr, PARTS
     tl.store(out + (pair * ROWS + row) * E + cols, joined.to(out.dtype.element_ty))
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    lead: tuple[int, int] | None = None,
-    ahead: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int, int] | None = None) -> Tensor:
     """Attention of few query rows [B, G, rows, E] on keys and values [B, G, P, E]; bias [B or 1, 1, rows or 1, P].
 
     With `lead` = (rows, keys), that many first rows see only that many first keys. The keys are dealt out in blocks to
-    as many programs, so that even one batch row keeps the GPU busy. `ahead` are weights of the products that follow:
-    they are asked for meanwhile, and wait in the GPU's second-level cache.
+    as many programs, so that even one batch row keeps the GPU busy.
     """
     b, groups, rows, width = q.shape
     pairs, block_rows, block_keys = b * groups, 16 if rows <= 16 else 64, 64
     parts = triton.cdiv(k.shape[2], block_keys)
-    wanted = ahead if ahead is not None and can_ask_ahead(q.device) else (q, q)
-    blocks = [0 if weight is q else weight.numel() * weight.element_size() // AHEAD_BYTES for weight in wanted]
-    asking = sum(triton.cdiv(n, AHEAD_LANES) for n in blocks)
     mixed = torch.empty(pairs, parts, rows, width, dtype=torch.float32, device=q.device)
     largest, total = torch.empty(2, pairs, parts, rows, dtype=torch.float32, device=q.device)
-    _attend_part[(pairs, triton.cdiv(rows, block_rows), parts + asking)](
-        q, k, v, q if bias is None else bias, mixed, largest, total, *wanted, rows, k.shape[2], width**-0.5,
+    _attend_part[(pairs, triton.cdiv(rows, block_rows), parts)](
+        q, k, v, q if bias is None else bias, mixed, largest, total, rows, k.shape[2], width**-0.5,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[2] == 1 else bias.stride(2),
-        groups, *(lead or (0, 0)), parts, *blocks, E=width, HAS_BIAS=bias is not None, HAS_LEAD=lead is not None,
-        BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, AHEAD=asking > 0, BYTES=AHEAD_BYTES, LANES=AHEAD_LANES,
-        num_warps=4,
+        groups, *(lead or (0, 0)), E=width, HAS_BIAS=bias is not None, HAS_LEAD=lead is not None,
+        BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, num_warps=4,
     )  # fmt: skip
     out = torch.empty_like(q)
     _attend_join[(pairs, rows)](
         mixed, largest, total, out, rows, parts, E=width, PARTS_UP=triton.next_power_of_2(parts), num_warps=4
     )
     return out
-
-
-@cache
-def can_ask_ahead(device: torch.device) -> bool:
-    """Whether the GPU has an instruction that fetches whole blocks into its second-level cache."""
-    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
