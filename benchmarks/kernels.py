@@ -1,10 +1,11 @@
 """Each Triton kernel on one GPU beside what it replaces: relative error and time, with several ways to cut it.
 
-    python benchmarks/kernels.py [--sections few,blocks,training] [--rows 6,51]
+    python benchmarks/kernels.py [--sections few,ends,blocks,training] [--rows 6,51]
 
 `few` measures the products of π0's expert for one robot (rows: its tokens), over the weights of as many layers as the
-network has, so that none of them waits in a cache; `blocks` the layers as a whole; `training` forward and backward pass
-of what lies between products, in the shapes of size small. Times are those of recorded calls. Takes less than a minute.
+network has, so that none of them waits in a cache; `ends` the fp32 layers before and behind its blocks, and the one of
+the pictures' patches; `blocks` the layers as a whole; `training` forward and backward pass of what lies between
+products, in the shapes of size small. Times are those of recorded calls. Takes less than a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from rlinf.models.nn.packed import pack
 
 Tensor = torch.Tensor
 DEPTH, WIDTH, HIDDEN, HEADS, HEAD_DIM, PAST = 18, 1024, 4096, 8, 256, 272  # π0's expert behind one camera
-SECTIONS = ("few", "blocks", "training")
+SECTIONS = ("few", "ends", "blocks", "training")
+COLUMNS_IN, ACTIONS, STEPS, PATCHES, PIXELS, VISION = 32, 5, 5, 256, 588, 1152  # padded action columns; SigLIP's sizes
 COLUMNS = "| kernel | shape | how it is cut | µs | µs before | error | error before |"
 
 
@@ -257,6 +259,54 @@ def measure_training(table: Table) -> None:
             table.add(name, shape, "forward and backward", measured["fast"][1], measured["plain"][1], errors)
 
 
+@torch.no_grad()
+def measure_ends(table: Table) -> None:
+    """What stands around the expert's blocks in a call for one robot, all in fp32."""
+    noisy, hidden, times = randn(1, ACTIONS, COLUMNS_IN), randn(1, ACTIONS, WIDTH), randn(1, STEPS, 2 * WIDTH)
+    patches, positions, into = randn(1, PATCHES, PIXELS), randn(PATCHES, VISION), randn(WIDTH, COLUMNS_IN)
+    tokens = torch.zeros(1, ACTIONS + 1, WIDTH, device="cuda", dtype=torch.bfloat16)[:, 1:]
+    bias, features = randn(VISION), hidden.bfloat16()
+    cases: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int]]] = {
+        "noisy actions and time, SiLU": (
+            lambda w: fused.linear_of_few(noisy, w, bias[:WIDTH], silu=True),
+            (WIDTH, COLUMNS_IN),
+        ),
+        "tokens": (lambda w: fused.linear_of_few(hidden, w, bias[:WIDTH], out=tokens).clone(), (WIDTH, WIDTH)),
+        "velocity and step": (
+            lambda w: fused.linear_of_few(features, w, bias[:COLUMNS_IN], onto=noisy, factor=-1 / STEPS),
+            (COLUMNS_IN, WIDTH),
+        ),
+        "times, once a call": (lambda w: fused.linear_of_few(times, w, bias[:WIDTH]), (WIDTH, 2 * WIDTH)),
+        "two layers as one, once a call": (
+            lambda w: fused.product_of_few_columns(w[:, :WIDTH], into),
+            (WIDTH, 2 * WIDTH),
+        ),
+        "patches, once a call": (
+            lambda w: fused.linear_plus(patches, w, bias, positions, torch.bfloat16),
+            (VISION, PIXELS),
+        ),
+    }
+    kernels_for = fused._kernels_for
+    for name, (call, shape) in cases.items():
+        weights = [randn(*shape, seed=i) / shape[1] ** 0.5 for i in range(DEPTH)]
+        measured = {}
+        for kind in ("plain", "fast"):
+            fused._kernels_for = kernels_for if kind == "fast" else lambda x: False
+            try:
+                measured[kind] = (call(weights[0]), seconds(in_layers(call, weights)))
+            finally:
+                fused._kernels_for = kernels_for
+        error = distance(measured["fast"][0], measured["plain"][0])
+        table.add(
+            name,
+            "x".join(map(str, shape)),
+            "error: of the difference",
+            measured["fast"][1],
+            measured["plain"][1],
+            [error],
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", default=",".join(SECTIONS), help="of " + ", ".join(SECTIONS))
@@ -273,6 +323,8 @@ def main() -> None:
             measure_few_rows(rows, table)
         if "blocks" in sections:
             measure_blocks(rows, table)
+    if "ends" in sections:
+        measure_ends(table)
     if "training" in sections:
         measure_training(table)
     print(f"\n{torch.cuda.get_device_name()}, {time.perf_counter() - start:.0f} s")

@@ -96,7 +96,8 @@ def pi_phases(
     read = depth if output else depth - 1  # language layers that are computed whole
     kept = rows * prefix * depth * 2 * arch.num_kv_heads * arch.head_dim * precision  # bytes of keys and values
     vision, language, expert = pi_vision_weights(arch), pi_language_weights(arch, output), pi_expert_weights(arch)
-    action = action_weights(arch)
+    action, time, state = action_weights(arch).values()
+    once = 2 * rows * state + (2 * steps + arch.action_dim) * time  # the latter: see PiNet.noisy_tokens
     phases = [
         Phase(
             "vision",
@@ -113,9 +114,9 @@ def pi_phases(
         ),
         Phase(
             "denoise",
-            products=2 * steps * rows * (suffix * expert + arch.action_horizon * action["action"] + action["state"]),
+            products=2 * steps * rows * (suffix * expert + arch.action_horizon * action) + once,
             attention=steps * rows * depth * _attention(suffix, prefix + suffix, inner),
-            weight_bytes=steps * (expert * precision + 4 * sum(action.values())),  # projections are fp32
+            weight_bytes=steps * (expert * precision + 4 * action) + 4 * (time + state),  # projections are fp32
             cache_bytes=steps * kept,
         ),
     ]
@@ -144,11 +145,14 @@ def pi_expert_weights(arch: PiArchitecture) -> int:
 
 
 def action_weights(arch: PiArchitecture) -> dict[str, int]:
-    """Matrix entries every action meets on its way in and out of the expert, and the state."""
+    """Matrix entries every action meets at every step on its way in and out of the expert; others a call meets once.
+
+    The latter are π0's: the layer that joins actions and times, and the one of the state.
+    """
     width, columns = arch.expert_width, arch.action_dim
     if arch.pi05:
-        return {"action": 2 * width * columns, "state": 0}
-    return {"action": 2 * width * columns + 3 * width * width, "state": width * columns}
+        return {"action": 2 * width * columns, "time": 0, "state": 0}
+    return {"action": 2 * width * columns + width * width, "time": 2 * width * width, "state": width * columns}
 
 
 def time_weights(arch: PiArchitecture) -> int:

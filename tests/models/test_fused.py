@@ -174,12 +174,6 @@ def test_linear_of_few_is_a_linear_layer():
     assert torch.equal(room[:, 1:], fused.linear_of_few(x, weight, bias).bfloat16())
 
 
-@pytest.mark.parametrize("inner", [64, 36, 7])
-def test_product_of_few_columns(inner):
-    a, b = randn(20, 2 * inner)[:, :inner], randn(inner, 3)
-    torch.testing.assert_close(fused.product_of_few_columns(a, b), a @ b)
-
-
 def test_inputs_from_the_host_travel_together():
     """One buffer for all dtypes; strided, and of one number or none."""
 

@@ -209,6 +209,13 @@ def test_linear_of_few_rows(kind, shape, use_kernels):
     assert not room[:, 0].any()
 
 
+@pytest.mark.parametrize("inner", [64, 36, 7])
+def test_product_of_few_columns(inner, use_kernels):
+    a, b = randn(20, 2 * inner)[:, :inner], randn(inner, 3)
+    use_kernels(True)
+    assert distance(fused.product_of_few_columns(a, b), a.double() @ b.double()) < BOUND[torch.float32]
+
+
 @pytest.mark.parametrize("shape", [(2, 16, 588, 144), (1, 49, 48, 64)])
 @torch.no_grad()
 def test_linear_plus_positions(shape, use_kernels):
