@@ -193,6 +193,7 @@ class ActorWorker(Worker):
                 loss, values = self.loss(micro, kept, critic_only=critic_only, measure_gap=measure_gap and i == 0)
                 measured.append(values)
                 self.parallel.backward(loss * micro.weight, last=last)
+                del loss  # while its graph lives, so do nodes of this stream, and no other shape can be recorded
             return _collected(measured)
         except torch.OutOfMemoryError:
             cache = self._cache

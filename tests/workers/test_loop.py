@@ -1,5 +1,6 @@
 """One rollout through the real workers: equal for any number of stages, true to what the policy said."""
 
+import weakref
 from dataclasses import replace
 from unittest.mock import MagicMock
 
@@ -131,6 +132,27 @@ def test_the_micro_batch_size_does_not_change_the_gradient(tmp_path, mask_kind, 
 
     whole, pieces = gradient(64), gradient(16)
     assert (whole - pieces).norm() <= 1e-4 * whole.norm()
+
+
+def test_no_graph_of_a_micro_batch_outlives_it(tmp_path):
+    """On a GPU another shape is recorded in the middle of a batch, which no older graph of the weights survives."""
+    runner = make_runner(toy_config(tmp_path, "runner.max_epochs=1", "actor.micro_batch_size=4"))
+    actor, seen = worker(runner, "actor"), []
+    compute = actor.loss
+
+    def watched(*args, **kwargs):
+        assert all(loss() is None for loss in seen)
+        loss, values = compute(*args, **kwargs)
+        assert not any(tensor.requires_grad for pair in values.values() for tensor in pair)
+        seen.append(weakref.ref(loss))
+        return loss, values
+
+    actor.loss = watched
+    try:
+        runner.step(0)
+    finally:
+        runner.close()
+    assert len(seen) > 2
 
 
 def test_ranks_of_a_rollout_share_the_actors_policy(tmp_path):

@@ -28,6 +28,7 @@ LINEAR_ROWS = 16  # up to here `linear_of_few` has its own kernel, which meets t
 LINEAR_WIDTH = 2048  # inner columns that it holds at once
 INNER_PARTS = 8  # that `product_of_few_columns` deals out
 PRODUCT_ROWS = 64  # of all batch rows together: up to here a product takes as long as reading its weights
+SOME_BLOCKS = 128  # blocks of 64 queries that all fit on a GPU at once
 FEW_BLOCKS = 64  # blocks of 64 queries, over all rows and heads, that would leave half of a GPU's processors idle
 
 
@@ -137,26 +138,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: Lead | No
         if lead is not None:  # a bias for every query would be read as often as the keys
             return _kernel("attend")(q, k, v, lead.bias, (lead.rows, lead.keys))
         return _kernel("attend")(q, k, v, bias)
-    if groups == 1 and _suits_whole(q, k, v) and (bias is None or bias.shape[2] == 1) and lead is None:
-        return _kernel("attend_whole")(q, k, v, bias).transpose(1, 2)
+    if groups == 1 and lead is None and (bias is None or bias.shape[2] == 1) and _suits_whole(q, k, v):
+        return _kernel("attend_whole")(q, k, v, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
-def attend_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k' / sqrt(E)) v for [B, heads, S, E], with the heads side by side: [B, S, heads, E]."""
-    if _suits_whole(q, k, v):
-        return _kernel("attend_whole")(q, k, v, None)
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-
-
 def _suits_whole(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether our kernel takes the library's place: with few blocks, clearing memory for it is half of its time."""
-    b, heads, rows, width = q.shape
+    """Whether our kernel takes the library's place, which has memory cleared first: a third of its time here."""
     return (
-        b * heads * -(-rows // 64) <= FEW_BLOCKS
-        and 64 < width <= 256
+        q.shape[0] * -(-q.shape[2] // 64) <= SOME_BLOCKS
+        and q.shape[3] == 256
         and q.dtype in (torch.bfloat16, torch.float16)
-        and all(x.stride(-1) == 1 for x in (q, k, v))
         and _kernels_for(q)
         and not _wants_gradient(q, k, v)
     )

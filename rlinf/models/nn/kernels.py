@@ -8,14 +8,13 @@ alone would, one of OpenVLA-OFT 1.16 times; what is left is everything between t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
 Tensor = torch.Tensor
 GATE_BLOCK = 1024
+FEW_PAIRS = 4  # batch rows times key/value heads up to which `attend` deals out smaller blocks
 
 
 @triton.jit
@@ -215,11 +214,6 @@ def _attend_join(mixed, largest, total, out, ROWS, PARTS, E: tl.constexpr, PARTS
     tl.store(out + (pair * ROWS + row) * E + cols, joined.to(out.dtype.element_ty))
 
 
-def attend_cut(rows: int) -> tuple[int, int, int]:
-    """Rows and keys of a program of `attend`, and its warps."""
-    return (16 if rows <= 16 else 64), 64, 4
-
-
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int, int] | None = None) -> Tensor:
     """Attention of few query rows [B, G, rows, E] on keys and values [B, G, P, E]; bias [B or 1, 1, rows or 1, P].
 
@@ -227,7 +221,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int
     as many programs, so that even one batch row keeps the GPU busy.
     """
     b, groups, rows, width = q.shape
-    pairs, block_rows, block_keys, warps = b * groups, *attend_cut(rows)
+    pairs = b * groups
+    if pairs <= FEW_PAIRS:  # one robot: small blocks, for there are processors enough
+        block_rows, block_keys = (16, 32) if rows <= 64 else (32, 64)
+    else:
+        block_rows, block_keys = 16 if rows <= 16 else 64, 64
     parts = triton.cdiv(k.shape[2], block_keys)
     mixed = torch.empty(pairs, parts, rows, width, dtype=torch.float32, device=q.device)
     largest, total = torch.empty(2, pairs, parts, rows, dtype=torch.float32, device=q.device)
@@ -237,7 +235,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[2] == 1 else bias.stride(2),
         groups, *(lead or (0, 0)), E=width, HAS_BIAS=bias is not None, HAS_LEAD=lead is not None,
-        BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, num_warps=warps,
+        BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, num_warps=4,
     )  # fmt: skip
     out = torch.empty_like(q)
     _attend_join[(pairs, rows)](
@@ -248,67 +246,48 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int
 
 @triton.jit
 def _attend_whole(
-    q, k, v, bias, out, ROWS, KEYS, HEADS, scale, bias_batch,
-    q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, out_batch, out_head, out_row,
-    E: tl.constexpr, E_UP: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    q, k, v, bias, out, ROWS, KEYS, scale, bias_batch, k_batch, v_batch,
+    E: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    batch = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    cols = tl.arange(0, E_UP)
-    asked, inside = (rows < ROWS)[:, None], (cols < E)[None, :]
-    query = tl.load(
-        q + batch * q_batch + head * q_head + rows[:, None] * q_row + cols[None, :], mask=asked & inside, other=0.0
-    )
-    own_k = k + batch * k_batch + head * k_head + cols[None, :]
-    own_v = v + batch * v_batch + head * v_head + cols[None, :]
+    cols = tl.arange(0, E)
+    place = (batch * ROWS + rows[:, None]) * E + cols[None, :]
+    asked = (rows < ROWS)[:, None]
+    query = tl.load(q + place, mask=asked, other=0.0)
     most = tl.full([BLOCK_ROWS], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
-    mixed = tl.zeros([BLOCK_ROWS, E_UP], tl.float32)
+    mixed = tl.zeros([BLOCK_ROWS, E], tl.float32)
     for start in range(0, KEYS, BLOCK_KEYS):
         key = start + tl.arange(0, BLOCK_KEYS)
-        there = (key < KEYS)[:, None]
-        keys = tl.load(own_k + key[:, None] * k_row, mask=there & inside, other=0.0)
-        values = tl.load(own_v + key[:, None] * v_row, mask=there & inside, other=0.0)
+        there = key < KEYS
+        source = key[:, None] * E + cols[None, :]
+        keys = tl.load(k + batch * k_batch + source, mask=there[:, None], other=0.0)
+        values = tl.load(v + batch * v_batch + source, mask=there[:, None], other=0.0)
         score = tl.dot(query, tl.trans(keys)) * scale
         if HAS_BIAS:
-            score += tl.load(bias + batch * bias_batch + key, mask=key < KEYS, other=0.0).to(tl.float32)[None, :]
-        score = tl.where((key < KEYS)[None, :], score, -float("inf"))
+            score += tl.load(bias + batch * bias_batch + key, mask=there, other=0.0).to(tl.float32)[None, :]
+        score = tl.where(there[None, :], score, -float("inf"))
         highest = tl.maximum(most, tl.max(score, 1))
         kept = tl.exp(most - highest)
         weight = tl.exp(score - highest[:, None])
         total = total * kept + tl.sum(weight, 1)
         mixed = tl.dot(weight.to(values.dtype), values, mixed * kept[:, None])
         most = highest
-    place = out + batch * out_batch + head * out_head + rows[:, None] * out_row + cols[None, :]
-    tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=asked & inside)
+    tl.store(out + place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=asked)
 
 
-class Cut(NamedTuple):
-    """How `attend_whole` is cut."""
+def attend_whole(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention of many queries [B, 1, rows, E] on keys and values [B, 1, P, E]; bias [B or 1, 1, 1, P].
 
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-WHOLE_CUTS = {128: Cut(64, 64, 4, 2), 256: Cut(32, 64, 4, 2)}  # by the head's width, rounded up to a power of two
-
-
-def attend_whole(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, cut: Cut | None = None) -> Tensor:
-    """softmax(q k' / sqrt(E) + bias) v for queries [B, heads, S, E], keys and values [B, heads, P, E]: [B, S, heads, E].
-
-    bias is [B or 1, 1, 1, P]. A program meets all keys, so that nothing has to be joined, or cleared beforehand.
+    A program meets all keys, so that nothing has to be joined, or cleared beforehand.
     """
-    cut = cut or WHOLE_CUTS[triton.next_power_of_2(q.shape[-1])]
-    b, heads, rows, width = q.shape
-    out = torch.empty(b, rows, heads, width, dtype=q.dtype, device=q.device)
-    _attend_whole[(triton.cdiv(rows, cut.rows), b * heads)](
-        q, k, v, q if bias is None else bias, out, rows, k.shape[2], heads, width**-0.5,
-        0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], out.stride(0), out.stride(2), out.stride(1),
-        E=width, E_UP=triton.next_power_of_2(width), HAS_BIAS=bias is not None, BLOCK_ROWS=cut.rows, BLOCK_KEYS=cut.keys,
-        num_warps=cut.warps, num_stages=cut.stages,
+    b, _, rows, width = q.shape
+    q, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
+    _attend_whole[(triton.cdiv(rows, 64), b)](
+        q, k, v, q if bias is None else bias, out, rows, k.shape[2], width**-0.5,
+        0 if bias is None or bias.shape[0] == 1 else bias.stride(0), k.stride(0), v.stride(0),
+        E=width, HAS_BIAS=bias is not None, BLOCK_ROWS=64, BLOCK_KEYS=64, num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 

@@ -55,7 +55,8 @@ class Attention(Packed):
     def forward(self, x: Tensor) -> Tensor:
         m, t, w = x.shape
         q, k, v = (y.view(m, t, self.heads, -1).transpose(1, 2) for y in self.project(self.groups[0], x))
-        return self.out_proj(fused.attend_heads(q, k, v).reshape(m, t, w))
+        out = F.scaled_dot_product_attention(q, k, v)  # [M, heads, T, W / heads]
+        return self.out_proj(out.transpose(1, 2).reshape(m, t, w))
 
 
 class Mlp(nn.Module):
