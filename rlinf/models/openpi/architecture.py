@@ -1,4 +1,4 @@
-"""Sizes of the π0 / π0.5 network, torch-free: `base` (published), `small`, `light` and `compact`; name and size of every layer.
+"""Sizes of the π0 / π0.5 network, torch-free: `base` (published), `small`, `light`, `compact`; every layer by name.
 
 Letters: D model action columns (actions and state are zero-padded to it), H actions the network denoises at once.
 """

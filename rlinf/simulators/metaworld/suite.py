@@ -39,7 +39,7 @@ class Options:
     max_loaded_tasks: Annotated[int, Within(0, 1000)] = 0
     """Tasks kept in memory per process (about 70 MB each); 0: six copies of each over all, if they fit."""
     critic_task: bool = False
-    """Tell a critic that reads the state (openpi.value_input: state) which of MetaWorld's tasks is played, in 50 columns."""
+    """Tell a critic that reads the state (openpi.value_input: state) which task is played, in 50 columns."""
 
     def __post_init__(self) -> None:
         known = [*TRIALS_PER_TASK, *all_tasks()]
