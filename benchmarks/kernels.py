@@ -90,9 +90,8 @@ def measure_few_rows(rows: int, table: Table) -> None:
 
     few = rows <= few_rows.FEWEST
     paired = [Tile(32), Tile(16), Tile(32, inner=64, stages=5), Tile(16, inner=256, stages=3)]
-    paired += [
-        Tile(cols, inner, warps=w, stages=s) for cols in (16, 32) for w in (1, 2) for inner, s in ((128, 5), (256, 3))
-    ]
+    deep = ((128, 5), (256, 3))  # inner columns, and how many steps of them are on their way
+    paired += [Tile(cols, inner, warps=w, stages=s) for cols in (16, 32) for w in (1, 2) for inner, s in deep]
     wide = [Tile(32), Tile(16), Tile(32, inner=64, stages=5), Tile(32, warps=8)]
     split = [Tile(16, 256, split=4, stages=3), Tile(16, 256, split=8, stages=2), Tile(16, 128, split=4)]
     split += [Tile(16, inner, split=n, warps=w, stages=3) for n in (4, 8) for w in (1, 2) for inner in (128, 256)]
