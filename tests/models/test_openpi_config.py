@@ -80,7 +80,7 @@ def test_the_critic_reads_the_state_of_the_runs_simulator():
         ({}, {"action_env_dim": 7}, "openpi.action_env_dim=7 must equal actor.model.action_dim=4"),
         ({}, {"add_value_head": False}, "openpi.add_value_head=False must equal actor.model.add_value_head=True"),
         ({"num_action_chunks": 6}, {}, "num_action_chunks=6 must be at most the action horizon 5"),
-        ({"size": "huge"}, {}, "size='huge' must be one of base, small, compact"),
+        ({"size": "huge"}, {}, "size='huge' must be one of base, small, light, compact"),
         ({"precision": "fp8"}, {}, "precision='fp8' must be 'fp32' or '32' or 'bf16' or 'bf16-mixed' or null"),
         ({}, {"use_dsrl": True}, "use_dsrl=True is not supported"),
         (
