@@ -83,6 +83,8 @@ def add_record(
         raise UserError(f"NAME={name} must be small letters, digits, - and _: it becomes the file {folder}/NAME.json")
     if not runs and shipped is None:
         raise UserError("nothing to record: name the folder of a training run, or an evaluation with --shipped")
+    if failed is not None and note is not None:
+        raise UserError("--failed WHY is the row's sentence: leave --note out")
     if not runs and (before or after or failed or commands):
         raise UserError("--before, --after, --failed and --command belong to a training run: name its folder")
     file = folder / f"{name}.json"
@@ -92,6 +94,8 @@ def add_record(
         first = read_result(before) if before is not None else run.own_result(trained=False)
         last = read_result(after) if after is not None else run.own_result(trained=True)
         _check_ends(run, first, last, may_lack=failed is not None)
+        if headline is not None and replaces and [s.seed for s in headline.seeds] == [_seed(run)]:
+            headline = replace(headline, seeds=(), protocol={}, shipped=None)  # nothing of it stays
         headline = _fitting(headline, name, run, last or first, failed=failed is not None, note=failed or note)
         headline = with_seed(headline, _trained(run, first, last, commands), replaces=replaces)
     elif headline is None:
@@ -112,8 +116,25 @@ def _read_run(folders: Sequence[Path]) -> _Run:
             raise UserError(f"{folder} is no folder of a training run: it has no run.json of one")
         if records and (found := differences(records[0].settings, record.settings)):
             raise UserError(f"{folders[0]} and {folder} are not of one training run: {listed(found)}")
+        if records and 1 in _steps(folder):
+            raise UserError(f"{folder} begins at step 1, so it does not continue {folders[0]}; record it as another row")
         records.append(record)
     return _Run(tuple(folders), tuple(records))
+
+
+def _seed(run: _Run) -> int:
+    """The seed it was trained with."""
+    seed = run.records[-1].settings.get(SEED)
+    if seed is None:
+        raise UserError(f"{run.folders[-1]}/run.json does not tell {SEED}")
+    return int(seed)
+
+
+def _steps(folder: Path) -> dict[int, dict[str, Any]]:
+    """The metrics of every training step that a folder holds."""
+    metrics = folder / "metrics.jsonl"
+    rows = read_jsonl(metrics) if metrics.exists() else []
+    return {row["step"]: row for row in rows if any(name.startswith(TRAINING) for name in row)}
 
 
 def _check_ends(run: _Run, before: Result | None, after: Result | None, *, may_lack: bool) -> None:
@@ -124,9 +145,13 @@ def _check_ends(run: _Run, before: Result | None, after: Result | None, *, may_l
     ):
         if result is None and not may_lack:
             raise UserError(f"{run.folders[-1]} holds no evaluation {when}; name its result.json with {option}")
+    ids = [record.id for record in run.records]
+    if before and before.step > 0 and (before.run in ids or before.policy.training_run in ids):
+        raise UserError(f"--before {before.path} was played by the run's own policy of step {before.step}, not before it")
+    if before and after and before.path == after.path:
+        raise UserError(f"{before.path} cannot be the evaluation before and after the run")
     if before and after and (found := differences(before.protocol, after.protocol)):
         raise UserError(f"{before.path} and {after.path} were played under different protocols: {listed(found)}")
-    ids = [record.id for record in run.records]
     if after and after.policy.training_run not in (None, *ids):
         raise UserError(f"{after.path} was played by a policy of run {after.policy.training_run}, not of {ids[-1]}")
 
@@ -152,20 +177,15 @@ def _fitting(
 
 def _trained(run: _Run, before: Result | None, after: Result | None, commands: Sequence[str]) -> TrainedSeed:
     """What the folders of a run tell of its training; `commands` came before its own."""
-    rows, seconds = {}, 0.0
-    for folder in run.folders:
-        metrics = folder / "metrics.jsonl"
-        for row in read_jsonl(metrics) if metrics.exists() else ():
-            if any(name.startswith(TRAINING) for name in row):
-                rows[row["step"]] = row
-                seconds += row.get("time/step") or 0.0
+    rows = {step: row for folder in run.folders for step, row in _steps(folder).items()}
+    seconds = sum(row.get("time/step") or 0.0 for folder in run.folders for row in _steps(folder).values())
     if not rows:
         raise UserError(f"{run.folders[-1]} holds no metrics.jsonl with a training step")
     result, record = after or before, run.records[-1]
     shown = f"env/{(result and _own_mean(result)) or 'success_once'}"
     points = [(step, row[shown]) for step, row in sorted(rows.items()) if row.get(shown) is not None]
     return TrainedSeed(
-        seed=int(record.settings[SEED]),
+        seed=_seed(run),
         run=record.id,
         steps=max(rows),
         minutes=round(seconds / 60, 1),

@@ -71,8 +71,9 @@ def _axes(last: int, top: float, *, is_share: bool) -> list[str]:
 def _seed(run: TrainedSeed, last: int, top: float, colour: str, shift: float) -> list[str]:
     line = " ".join(f"{_x(step, last):.1f},{_y(value, top):.1f}" for step, value in run.curve)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>'] if run.curve else []
-    ends = [m for m in (run.before, run.after) if m is not None]
-    return parts + [part for m in ends for part in _dot(m, _x(m.step, last) + shift, top, colour)]
+    ends = [(run.before, 0), (run.after, run.steps)]  # an evaluation may not know its step
+    dots = [(m, _x(m.step or step, last)) for m, step in ends if m is not None]
+    return parts + [part for m, x in dots for part in _dot(m, x + shift, top, colour)]
 
 
 def _dot(measured: Measured, x: float, top: float, colour: str) -> list[str]:

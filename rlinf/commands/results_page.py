@@ -51,6 +51,8 @@ in `results/checkpoints` may have 60 MB in all.
 
 def make_page(results: Path, docs: Path) -> dict[Path, str]:
     """Every file of the page below `docs`, by path, with its text."""
+    if not results.is_dir():
+        raise UserError(f"{results} is no folder of results")
     rows = read_headlines(results)
     files = {docs / CURVES / f"{row.name}.svg": draw_curve(row) for row in rows}
     return {docs / PAGE: "\n".join(_sections(rows, docs)), **files}
@@ -243,6 +245,8 @@ def _anchor(title: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m rlinf.commands.results_page RESULTS DOCS")
     try:
         write_page(Path(sys.argv[1]), Path(sys.argv[2]))
     except UserError as error:

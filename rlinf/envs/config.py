@@ -15,11 +15,11 @@ class VideoConfig:
     """Videos that an env worker writes of its first envs."""
 
     save_video: bool = False
-    """Film the first environments of every rank and stage."""
+    """Film the first environments of every rank, of its first pipeline stage."""
     info_on_video: bool = True
     """Write reward, success and step onto the frames."""
     video_base_dir: str = "video"
-    """Folder of the files, one sub-folder per rank and stage."""
+    """Folder of the files, one sub-folder per rank."""
     fps: Annotated[int, Within(0, 1000)] = 0
     """0 plays at the simulator's control rate."""
     max_envs: Annotated[int, Within(1, 1024)] = 9

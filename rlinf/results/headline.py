@@ -135,7 +135,8 @@ def with_seed(headline: Headline, run: TrainedSeed, *, replaces: bool = False) -
                 f"the seeds of a row are trained alike, seed {other.seed} of {headline.name} and this run are not: "
                 f"{listed(found)}; give this run's row another name"
             )
-    return replace(headline, seeds=tuple(sorted([*others, run], key=lambda one: one.seed)))
+    kept = headline.shipped if len(others) == len(headline.seeds) else None  # perhaps the policy of what is replaced
+    return replace(headline, seeds=tuple(sorted([*others, run], key=lambda one: one.seed)), shipped=kept)
 
 
 def read_headlines(folder: Path) -> list[Headline]:

@@ -153,7 +153,7 @@ class EnvWorker(Worker):
                     control_hz=spec.control_hz,
                     run_id=self.cfg.runner.run_id or "",
                 )
-                if cfg.video_cfg.save_video and stage == 0  # the same envs, however many stages there are
+                if cfg.video_cfg.save_video and stage == 0  # one film is enough of a run
                 else None,
                 critic_state=self.policy_spec.critic_state_dim > 0,
             )

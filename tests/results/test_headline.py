@@ -193,10 +193,11 @@ def test_a_seed_may_be_replaced_and_the_page_explained(tmp_path: Path, rows: Pat
         ({"runs": ["results"]}, "is no folder of a training run"),
         ({"runs": ["bare"]}, "holds no evaluation before its first step; name its result.json with --before"),
         ({"runs": [], "failed": "why"}, "nothing to record"),
+        ({"runs": ["bare"], "failed": "why", "note": "more"}, "--failed WHY is the row's sentence"),
         ({"runs": [], "shipped": Path("x"), "commands": ["sft"]}, "and --command belong to a training run"),
         ({"runs": [], "shipped": Path("x")}, r"toy\.json does not exist: record the row's training runs first"),
     ],
-    ids=["nothing", "name", "folder", "before", "failed", "command", "shipped"],
+    ids=["nothing", "name", "folder", "before", "failed", "sentence", "command", "shipped"],
 )
 def test_mistakes_are_named(given: dict[str, Any], says: str, tmp_path: Path, rows: Path) -> None:
     run(tmp_path / "bare", steps=range(31, 61))
@@ -204,6 +205,25 @@ def test_mistakes_are_named(given: dict[str, Any], says: str, tmp_path: Path, ro
     with pytest.raises(UserError, match=says):
         add_record(given.pop("name"), [tmp_path / name for name in given.pop("runs", ())], folder=rows, **given)
     assert not rows.exists()
+
+
+def test_ends_and_folders_that_are_mixed_up_are_refused(tmp_path: Path, rows: Path) -> None:
+    one, two = run(tmp_path / "a"), run(tmp_path / "b")
+    with pytest.raises(UserError, match=r"was played by the run's own policy of step 150, not before it"):
+        add_record("toy", [one], before=one, folder=rows)  # a folder stands for its last evaluation
+    for folder in (two, one):
+        with pytest.raises(UserError, match="begins at step 1, so it does not continue"):
+            add_record("toy", [one, folder], folder=rows)
+    assert not rows.exists()
+
+
+def test_the_only_seed_may_be_replaced_under_another_protocol(tmp_path: Path, rows: Path) -> None:
+    add_record("toy", [run(tmp_path / "a")], folder=rows)
+    again = run(tmp_path / "b")
+    other = {"protocol": PROTOCOL | {"policy.seed": 0, "suite": "push"}}
+    ends = [result(tmp_path / f"{step}", "run-b", step, 5, **other) for step in (0, 150)]
+    file = add_record("toy", [again], before=ends[0], after=ends[1], folder=rows, replaces=True)
+    assert headline.read_headline(file).protocol["suite"] == "push"
 
 
 def test_a_damaged_row_is_refused(tmp_path: Path, rows: Path) -> None:

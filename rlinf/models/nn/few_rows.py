@@ -254,7 +254,7 @@ def linear(
 
 def largest_step(inner: int, wanted: int) -> int:
     """The largest power of two up to `wanted` that divides `inner`; less than 16 where no kernel can be used."""
-    return min(wanted, inner & -inner)
+    return min(1 << (max(1, wanted).bit_length() - 1), inner & -inner)
 
 
 def _rows(rows: int) -> int:

@@ -2,7 +2,7 @@
 
 Thousands of small kernels per policy call cost more to launch than to run; a replay launches them all at once.
 
-Measured with it (docs/benchmarks.md, one H200): a call of π0 on one row takes 9.1 ms; openpi's own code takes 216 ms,
+Measured with it (docs/benchmarks.md, one H200): a call of π0 on one row takes 7.3 ms; openpi's own code takes 216 ms,
 or 76 ms compiled. Recorded gradients: imitation of size small takes 1600 steps of 256 rows in 80 s (docs/maniskill.md).
 """
 
@@ -112,10 +112,11 @@ class _OfWeights:
 
     def watched(self) -> list[nn.Parameter]:
         """A sample of the weights, which move together."""
-        if not self._watched:
+        watched = self._watched  # another thread may clear it meanwhile
+        if not watched:
             parameters = list(self.module.parameters())
-            self._watched = parameters[:: 1 + len(parameters) // 32]
-        return self._watched
+            self._watched = watched = parameters[:: 1 + len(parameters) // 32]
+        return watched
 
     def weights_moved(self) -> bool:
         """Whether the weights lie elsewhere than at the last call, so that recordings are void; True at the first."""

@@ -39,7 +39,7 @@ class Options:
     max_loaded_tasks: Annotated[int, Within(0, 1000)] = 0
     """Tasks kept in memory per process (about 70 MB each); 0: six copies of each over all, if they fit."""
     critic_task: bool = False
-    """Tell a critic that reads the state (openpi.value_input: state) which task is played, in 50 columns."""
+    """Tell a critic that reads the state (openpi.value_input: state), and sft.state_loss, the task in 50 columns."""
 
     def __post_init__(self) -> None:
         known = [*TRIALS_PER_TASK, *all_tasks()]
@@ -85,7 +85,7 @@ def spec(options: Options) -> EnvSpec:
 
 
 def protocol(options: Options) -> dict[str, Any]:
-    """Versions, the picture as it is drawn, and nothing of how tasks are kept in memory."""
-    other_names = dict.fromkeys(("camera_heights", "camera_widths", "max_loaded_tasks"))
+    """Versions, the picture as it is drawn, and nothing of how tasks are kept in memory or of what a critic is told."""
+    other_names = dict.fromkeys(("camera_heights", "camera_widths", "max_loaded_tasks", "critic_task"))
     drawn = {"image_size": options.size, "decimate": options.decimated, "gl": find_backend(options.gl)}
     return other_names | drawn | versions_of("metaworld", "mujoco")
