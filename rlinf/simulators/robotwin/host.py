@@ -69,7 +69,12 @@ class Host:
         if shader != "rt":
             for name in RAY_TRACING:
                 setattr(render, name, lambda *_: None)
-        self.clear_cache: Any = render.clear_cache
+        self._render, self._renderer = render, None
+
+    def keep_renderer(self) -> None:
+        """Let SAPIEN's renderer outlive a scene: it ends with the last one, and the first picture of another takes seconds."""
+        if self._renderer is None:
+            self._renderer = self._render.RenderSystem()
 
     def new_task(self, name: str) -> Any:
         """A task object without a scene."""
