@@ -7,6 +7,7 @@ arguments that RoboTwin changes from reset to reset.
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import importlib.util
 import os
@@ -60,6 +61,7 @@ class Host:
         describe = importlib.import_module("description.utils.generate_episode_instructions")
         self._describe: Any = describe.generate_episode_descriptions
         self._clutter_defaults = copy.deepcopy(self._base.get_cluttered_table.__defaults__)
+        gc.freeze()  # every reset collects what the last scene left; what was imported need not be looked at for that
 
     def _choose_shader(self, shader: str) -> None:
         """Let every camera use this shader pack, whichever a task asks for."""
@@ -69,7 +71,12 @@ class Host:
         if shader != "rt":
             for name in RAY_TRACING:
                 setattr(render, name, lambda *_: None)
-        self.clear_cache: Any = render.clear_cache
+        self._render: Any = render
+        self._renderer: Any = None
+
+    def keep_renderer(self) -> None:
+        """Let SAPIEN's renderer outlive the scenes: it ends with the last one, and a new one takes seconds to draw."""
+        self._renderer = self._renderer or self._render.RenderSystem()
 
     def new_task(self, name: str) -> Any:
         """A task object without a scene."""

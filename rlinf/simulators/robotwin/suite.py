@@ -189,7 +189,7 @@ def spec(options: Options) -> EnvSpec:
         state_dim=STATE_DIM,
         image_size=options.picture_size("head_camera_type"),
         reset_ids=seeds,
-        control_hz=SIM_FREQ / SAVE_FREQ,
+        control_hz=SIM_FREQ / options.task_config.get("save_freq", SAVE_FREQ),
         num_wrist_images=2 if options.wrist_cameras else 0,
         wrist_image_size=options.picture_size("wrist_camera_type") if options.wrist_cameras else (0, 0),
         robot="+".join(dict.fromkeys(part for part in options.embodiment if isinstance(part, str))),

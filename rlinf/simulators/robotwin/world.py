@@ -36,6 +36,7 @@ class World:
         generator = np.random.get_state()
         try:
             self.task.setup_demo(now_ep_num=seed, seed=seed, **arguments)
+            host.keep_renderer()
             self._generator: Any = np.random.get_state()
         except BaseException:
             self.close(clear_cache=True)
