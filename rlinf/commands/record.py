@@ -117,7 +117,7 @@ def _read_run(folders: Sequence[Path]) -> _Run:
         if records and (found := differences(records[0].settings, record.settings)):
             raise UserError(f"{folders[0]} and {folder} are not of one training run: {listed(found)}")
         if records and 1 in _steps(folder):
-            raise UserError(f"{folder} begins at step 1, so it does not continue {folders[0]}; record it as another row")
+            raise UserError(f"{folder} begins at step 1, so it does not continue {folders[0]}: it is a row of its own")
         records.append(record)
     return _Run(tuple(folders), tuple(records))
 
@@ -147,7 +147,7 @@ def _check_ends(run: _Run, before: Result | None, after: Result | None, *, may_l
             raise UserError(f"{run.folders[-1]} holds no evaluation {when}; name its result.json with {option}")
     ids = [record.id for record in run.records]
     if before and before.step > 0 and (before.run in ids or before.policy.training_run in ids):
-        raise UserError(f"--before {before.path} was played by the run's own policy of step {before.step}, not before it")
+        raise UserError(f"{before.path} was played by the run's own policy of step {before.step}, not before it")
     if before and after and before.path == after.path:
         raise UserError(f"{before.path} cannot be the evaluation before and after the run")
     if before and after and (found := differences(before.protocol, after.protocol)):
