@@ -177,8 +177,9 @@ def _fitting(
 
 def _trained(run: _Run, before: Result | None, after: Result | None, commands: Sequence[str]) -> TrainedSeed:
     """What the folders of a run tell of its training; `commands` came before its own."""
-    rows = {step: row for folder in run.folders for step, row in _steps(folder).items()}
-    seconds = sum(row.get("time/step") or 0.0 for folder in run.folders for row in _steps(folder).values())
+    parts = [_steps(folder) for folder in run.folders]
+    rows = {step: row for part in parts for step, row in part.items()}
+    seconds = sum(row.get("time/step") or 0.0 for part in parts for row in part.values())
     if not rows:
         raise UserError(f"{run.folders[-1]} holds no metrics.jsonl with a training step")
     result, record = after or before, run.records[-1]

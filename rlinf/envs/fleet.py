@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -169,13 +170,13 @@ class Fleet:
     def _seconds_per_step(self) -> Callable[[int, int], float]:
         """What a step of a row takes that plays a task: as measured, or as of other tasks; filmed rows apart."""
         known = {kind: spent / steps for kind, (spent, steps) in self._spent.items()}
-        usual = [_mean([s for (_, filmed), s in known.items() if filmed == of]) for of in (False, True)]
-        plain = usual[False] or 1.0
-        usual = [plain, usual[True] or FILMED * plain]
+        plain, filmed = ([s for (_, shown), s in known.items() if shown == of] for of in (False, True))
+        usual = fmean(plain) if plain else 1.0
+        usual_filmed = fmean(filmed) if filmed else FILMED * usual
 
         def seconds(row: int, task: int) -> float:
-            filmed = row < self._num_recorded
-            return known.get((task, filmed), usual[filmed])
+            is_filmed = row < self._num_recorded
+            return known.get((task, is_filmed), usual_filmed if is_filmed else usual)
 
         return seconds
 
@@ -280,11 +281,6 @@ class Fleet:
         if self._failures[p] > most:
             raise SimulatorError(f"{text}\ngiven up after {most} restarts in one step (max_restarts)")
         logger.warning("%s\nit starts again; what these episodes did so far does not count", text)
-
-
-def _mean(values: Sequence[float]) -> float:
-    """The mean; 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0
 
 
 def scene_arrays(
