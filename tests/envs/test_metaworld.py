@@ -12,6 +12,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec, ids_of_task
 from rlinf.simulators.contract import TASK_STRIDE
 from rlinf.simulators.metaworld import Options, Scene, spec
+from rlinf.simulators.metaworld.expert import Expert
 from rlinf.simulators.metaworld.tasks import all_tasks, task_table
 from rlinf.simulators.opengl import choose_backend
 
@@ -215,3 +216,23 @@ def test_a_critic_may_be_told_the_task() -> None:
     assert seen.shape == (spec(options).critic_state_dim,) == (39 + 50,)
     assert np.flatnonzero(seen[39:]).tolist() == [all_tasks().index("reach-v3")]
     made.close()
+
+
+def test_the_shaped_reward_is_metaworlds_own_beside_success() -> None:
+    """The expert reaches: the level grows, a tenth of MetaWorld's number, and success adds 1; physics stay the same."""
+    plain, shaped = scene("reach-v3", 3), scene("reach-v3", 3, **FAST, shaped_reward=2.0)
+    expert, levels = Expert(shaped.options), []
+    for _ in range(100):
+        action = np.asarray(expert.act(shaped), np.float32)
+        own = shaped.world().env.evaluate_state  # MetaWorld's formula, asked again with the state after the step
+        level, success, _ = shaped.step(action)
+        reward = own(shaped.world().env._get_obs(), action)[0]
+        assert level == pytest.approx(success + 2.0 * reward / 10.0)
+        assert plain.step(action)[0] == float(success)
+        levels.append(level)
+        if success:
+            break
+    assert success
+    assert levels[0] < 0.5 < levels[-2] < levels[-1]
+    plain.close()
+    shaped.close()

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from rlinf.models.nn import kernels
+from rlinf.models.nn.launch import begin, bring, early, lines
 
 Tensor = torch.Tensor
 FEWEST = 16  # rows of a processor's smallest product
@@ -40,9 +41,9 @@ class Tile(NamedTuple):
 TILES = {  # by kernel, and by whether the rows are at most FEWEST
     ("gate", True): Tile(32),
     ("gate", False): Tile(32, inner=64, stages=5),
-    ("rope", True): Tile(16),
+    ("rope", True): Tile(32),
     ("rope", False): Tile(16),
-    ("product", True): Tile(16, inner=256, split=4, stages=3),
+    ("product", True): Tile(16, inner=256, split=4, warps=2, stages=3),
     ("product", False): Tile(32, split=4),
 }
 
@@ -63,7 +64,7 @@ class Stream(NamedTuple):
 def _paired(
     x, weight, cos, sin, out, out_k, out_v, M, S, K, H, E, R, angle_stride, out_tokens, out_first,
     ROPE: tl.constexpr, GELU: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     rows = tl.arange(0, ROWS)
@@ -76,8 +77,13 @@ def _paired(
     else:  # a column of the gate, and the one of what it gates
         cols = block * COLS + cols
         first, other = cols, H
+    own = weight + first.to(tl.int64) * K
+    if EARLY:
+        bring(own, K, LINES)
+        bring(own + other * K, K, LINES)
+    begin(EARLY)
     steps = tl.arange(0, INNER)
-    source = weight + first.to(tl.int64)[:, None] * K + steps[None, :]
+    source = own[:, None] + steps[None, :]
     batch = rows // S
     a = tl.zeros([ROWS, COLS], tl.float32)
     b = tl.zeros([ROWS, COLS], tl.float32)
@@ -120,16 +126,20 @@ def _paired(
 @triton.jit
 def _product(
     x, weight, out, M, N, K, PART,
-    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     part = tl.program_id(1)
+    own = weight + cols.to(tl.int64) * K + part * PART
+    if EARLY:
+        bring(own, PART, LINES)
+    begin(EARLY)
     rows = tl.arange(0, ROWS)
-    steps = part * PART + tl.arange(0, INNER)
+    steps = tl.arange(0, INNER)
     there = (rows < M)[:, None]
     total = tl.zeros([ROWS, COLS], tl.float32)
-    source = weight + cols.to(tl.int64)[:, None] * K + steps[None, :]
-    given = x + rows[:, None] * K + steps[None, :]
+    source = own[:, None] + steps[None, :]
+    given = x + rows[:, None] * K + part * PART + steps[None, :]
     for start in range(0, PART, INNER):
         one = tl.load(given + start, mask=there, other=0.0)
         two = tl.load(source + start)
@@ -149,8 +159,8 @@ def product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
     out = torch.empty((split, b, s, cols), dtype=x.dtype if split == 1 else torch.float32, device=x.device)
     _product[(cols // tile.cols, split)](
         x.contiguous(), weight, out, rows, cols, inner, part,
-        ROWS=_rows(rows), COLS=tile.cols, INNER=tile.inner,
-        num_warps=tile.warps, num_stages=tile.stages,
+        ROWS=_rows(rows), COLS=tile.cols, INNER=tile.inner, LINES=lines(part),
+        num_warps=tile.warps, num_stages=tile.stages, **early(),
     )  # fmt: skip
     return out[0] if split == 1 else out
 
@@ -211,7 +221,7 @@ def _run(
         0 if angles[0].shape[0] == 1 else angles[0].stride(0), room[0].shape[2], room[2],
         ROPE=rotation is not None, GELU=gelu, HEADS=heads, GROUPS=groups,
         ROWS=_rows(b * s), COLS=tile.cols, INNER=largest_step(width, tile.inner),
-        num_warps=tile.warps, num_stages=tile.stages,
+        LINES=lines(width), num_warps=tile.warps, num_stages=tile.stages, **early(),
     )  # fmt: skip
     return total
 
@@ -220,7 +230,9 @@ def _run(
 def _linear(
     x, weight, bias, onto, out, factor, N, K, S, weight_row, x_batch, x_row, onto_batch, onto_row, out_batch, out_row,
     ROWS: tl.constexpr, SILU: tl.constexpr, HAS_ONTO: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     steps = tl.arange(0, INNER)[None, :]
     asked, inside = cols < N, steps < K
@@ -248,7 +260,7 @@ def linear(
     _linear[(triton.cdiv(cols, tile),)](
         x, weight, bias, base, out, factor, cols, inner, s,
         weight.stride(0), x.stride(0), x.stride(1), base.stride(0), base.stride(1), out.stride(0), out.stride(1),
-        ROWS=b * s, SILU=silu, HAS_ONTO=onto is not None, COLS=tile, INNER=step, num_warps=4,
+        ROWS=b * s, SILU=silu, HAS_ONTO=onto is not None, COLS=tile, INNER=step, num_warps=4, **early(),
     )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from rlinf.models.nn.launch import begin, early
+
 Tensor = torch.Tensor
 GATE_BLOCK = 1024
 FEW_PAIRS = 4  # batch rows times key/value heads up to which `attend` deals out smaller blocks
@@ -22,8 +24,9 @@ def _add_norm(
     x, y, gate, scale, shift, out_x, out,
     W, S, NUMEL, gate_stride, scale_stride, shift_stride, eps,
     PARTS: tl.constexpr, HAS_GATE: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    ONE_PLUS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    ONE_PLUS: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     batch = row // S
     cols = tl.arange(0, BLOCK)
@@ -71,7 +74,7 @@ def add_norm(
         x, x if y is None else y, scale if gate is None else gate, scale, scale if shift is None else shift, out_x, out,
         width, seq, x.numel(), row_stride(gate), row_stride(scale), row_stride(shift), eps,
         PARTS=num_parts(y, x), HAS_GATE=gate is not None, HAS_SHIFT=shift is not None,
-        ONE_PLUS=one_plus, CENTRED=centred, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+        ONE_PLUS=one_plus, CENTRED=centred, BLOCK=block, num_warps=4 if block <= 2048 else 8, **early(),
     )  # fmt: skip
     return out_x, out
 
@@ -92,7 +95,10 @@ def row_stride(t: Tensor | None) -> int:
 
 
 @triton.jit
-def _gated(gate, up, out, H, gate_stride, up_stride, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(
+    gate, up, out, H, gate_stride, up_stride, GELU: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = cols < H
@@ -111,7 +117,7 @@ def gated(gate: Tensor, up: Tensor, gelu: bool) -> Tensor:
     rows = gate.numel() // hidden
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     grid = (rows, triton.cdiv(hidden, GATE_BLOCK))
-    _gated[grid](gate, up, out, hidden, gate.stride(-2), up.stride(-2), GELU=gelu, BLOCK=GATE_BLOCK)
+    _gated[grid](gate, up, out, hidden, gate.stride(-2), up.stride(-2), GELU=gelu, BLOCK=GATE_BLOCK, **early())
     return out
 
 
@@ -120,7 +126,9 @@ def _rope(
     q, k, v, cos, sin, out_q, out_k, out_v,
     S, R, E, q_stride, k_stride, v_stride, angle_stride, out_tokens, out_first,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HEADS_UP: tl.constexpr, GROUPS_UP: tl.constexpr, HALF_UP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     batch, token = row // S, row % S
     half = E // 2
@@ -162,7 +170,7 @@ def rope(
         s, ratio, head_dim, q.stride(1), k.stride(1), v.stride(1),
         0 if cos.shape[0] == 1 else cos.stride(0), out_k.shape[2], first,
         HEADS=heads, GROUPS=groups, HEADS_UP=up(heads), GROUPS_UP=up(groups), HALF_UP=up(head_dim // 2),
-        num_warps=4,
+        num_warps=4, **early(),
     )  # fmt: skip
     return out_q
 
@@ -172,8 +180,9 @@ def _attend_part(
     q, k, v, bias, mixed, largest, total, ROWS, KEYS, scale,
     k_batch, k_group, v_batch, v_group, bias_batch, bias_row, G, lead_rows, lead_keys,
     E: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_LEAD: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     pair = tl.program_id(0).to(tl.int64)  # batch row and group
     batch, group = pair // G, pair % G
     rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -201,7 +210,10 @@ def _attend_part(
 
 
 @triton.jit
-def _attend_join(mixed, largest, total, out, ROWS, PARTS, E: tl.constexpr, PARTS_UP: tl.constexpr):
+def _attend_join(
+    mixed, largest, total, out, ROWS, PARTS, E: tl.constexpr, PARTS_UP: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    begin(EARLY)
     pair, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     part, cols = tl.arange(0, PARTS_UP), tl.arange(0, E)
     there = part < PARTS
@@ -235,20 +247,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, lead: tuple[int
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
         0 if bias is None or bias.shape[2] == 1 else bias.stride(2),
         groups, *(lead or (0, 0)), E=width, HAS_BIAS=bias is not None, HAS_LEAD=lead is not None,
-        BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, num_warps=4,
+        BLOCK_ROWS=block_rows, BLOCK_KEYS=block_keys, num_warps=4, **early(),
     )  # fmt: skip
     out = torch.empty_like(q)
     _attend_join[(pairs, rows)](
-        mixed, largest, total, out, rows, parts, E=width, PARTS_UP=triton.next_power_of_2(parts), num_warps=4
-    )
+        mixed, largest, total, out, rows, parts, E=width, PARTS_UP=triton.next_power_of_2(parts), num_warps=4,
+        **early(),
+    )  # fmt: skip
     return out
 
 
 @triton.jit
 def _attend_whole(
     q, k, v, bias, out, ROWS, KEYS, scale, bias_batch, k_batch, v_batch,
-    E: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    E: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     batch = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     cols = tl.arange(0, E)
@@ -287,7 +301,7 @@ def attend_whole(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor
     _attend_whole[(triton.cdiv(rows, 64), b)](
         q, k, v, q if bias is None else bias, out, rows, k.shape[2], width**-0.5,
         0 if bias is None or bias.shape[0] == 1 else bias.stride(0), k.stride(0), v.stride(0),
-        E=width, HAS_BIAS=bias is not None, BLOCK_ROWS=64, BLOCK_KEYS=64, num_warps=4, num_stages=2,
+        E=width, HAS_BIAS=bias is not None, BLOCK_ROWS=64, BLOCK_KEYS=64, num_warps=4, num_stages=2, **early(),
     )  # fmt: skip
     return out
 
@@ -302,8 +316,9 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @triton.jit
 def _linear_plus(
     x, weight, bias, added, out, M, N, PERIOD, K: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
     asked, wanted = (rows < M)[:, None], cols < N
@@ -327,6 +342,6 @@ def linear_plus(x: Tensor, weight: Tensor, bias: Tensor, added: Tensor, dtype: t
     out = torch.empty(*x.shape[:-1], cols, dtype=dtype, device=x.device)
     _linear_plus[(triton.cdiv(rows, 32), triton.cdiv(cols, 64))](
         x.contiguous(), weight.contiguous(), bias, added, out, rows, cols, period, K=inner,
-        ROWS=32, COLS=64, INNER=32, num_warps=4, num_stages=4,
+        ROWS=32, COLS=64, INNER=32, num_warps=4, num_stages=4, **early(),
     )  # fmt: skip
     return out

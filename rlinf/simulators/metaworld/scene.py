@@ -14,6 +14,8 @@ from rlinf.simulators.opengl import choose_backend
 if TYPE_CHECKING:
     from rlinf.simulators.metaworld.world import Snapshot, TaskWorld
 
+SHAPED_MOST = 10.0  # MetaWorld's shaped reward where a task is solved
+
 
 class Scene(ReplayScene):
     """One episode; it holds its task's world while it is used, and is a `Snapshot` while another scene holds it."""
@@ -58,10 +60,11 @@ class Scene(ReplayScene):
         self._leave()
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
-        """The reward level is MetaWorld's success flag."""
+        """The reward level is MetaWorld's success flag, and where asked a share of its shaped reward."""
         self._filmed = None
-        success = self.world().step(action)
-        return float(success), success, False
+        success, shaped = self.world().step(action)
+        level = success + self.options.shaped_reward * min(max(shaped / SHAPED_MOST, 0.0), 1.0)
+        return level, success, False
 
     def frame(self) -> Array:
         """The camera image u8 [size, size, 3]."""

@@ -40,6 +40,8 @@ class Options:
     """Tasks kept in memory per process (about 70 MB each); 0: six copies of each over all, if they fit."""
     critic_task: bool = False
     """Tell a critic that reads the state (openpi.value_input: state), and sft.state_loss, the task in 50 columns."""
+    shaped_reward: Annotated[float, Within(0.0, 100.0)] = 0.0
+    """Weight of MetaWorld's own shaped reward (how near a task is to being solved, 0 to 1) beside success."""
 
     def __post_init__(self) -> None:
         known = [*TRIALS_PER_TASK, *all_tasks()]
@@ -85,7 +87,7 @@ def spec(options: Options) -> EnvSpec:
 
 
 def protocol(options: Options) -> dict[str, Any]:
-    """Versions, the picture as it is drawn, and nothing of how tasks are kept in memory or of what a critic is told."""
-    other_names = dict.fromkeys(("camera_heights", "camera_widths", "max_loaded_tasks", "critic_task"))
+    """Versions, the picture as it is drawn, and nothing of how tasks are kept in memory or of what training is told."""
+    other = dict.fromkeys(("camera_heights", "camera_widths", "max_loaded_tasks", "critic_task", "shaped_reward"))
     drawn = {"image_size": options.size, "decimate": options.decimated, "gl": find_backend(options.gl)}
-    return other_names | drawn | versions_of("metaworld", "mujoco")
+    return other | drawn | versions_of("metaworld", "mujoco")

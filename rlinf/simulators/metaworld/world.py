@@ -79,11 +79,11 @@ class TaskWorld:
             self.step(np.zeros(4, np.float32))
         return self.save()
 
-    def step(self, action: Array) -> bool:
-        """One control step; returns MetaWorld's success flag."""
+    def step(self, action: Array) -> tuple[bool, float]:
+        """One control step; returns MetaWorld's success flag and its own shaped reward, 0 to 10."""
         self.env.curr_path_length = 0  # its own 500-step limit counts settling steps; ours is max_episode_steps
-        *_, info = self.env.step(action)
-        return bool(info["success"])
+        _, reward, *_, info = self.env.step(action)
+        return bool(info["success"]), float(reward)
 
     @property
     def obs(self) -> Array:
