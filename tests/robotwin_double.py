@@ -48,6 +48,7 @@ class Cameras:
 class Scene:
     updates = 0
     def update_render(self): self.updates += 1
+    def get_entities(self): return []
 class Reward:
     def __init__(self, task): self.task = task
     def update(self): self.updated = True

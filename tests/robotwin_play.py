@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,14 +108,39 @@ def play_resets(count: int) -> None:
     print("resident", used[min(19, count - 1)], used[-1], flush=True)
 
 
+def play_unseen(task: str) -> None:
+    """Let the expert play; print how many looks of three cameras there were, with bodies left out, and other by it."""
+    from rlinf.simulators.robotwin import Options, Scene
+
+    cameras = {**TASK_CONFIG.get("camera", {}), "collect_wrist_camera": True}
+    scene = Scene(Options(task_config={**config("walk"), "task_name": task, "camera": cameras}, render="fast"))
+    scene.reset(CASES["expert"][0])
+    world, told = scene.world, {"pictures": 0, "hidden": 0, "differ": 0}
+
+    def compare() -> None:
+        world.look()
+        drawn, bodies = world.pictures(), world._bodies
+        shown = [(body.visibility, visibility) for body, visibility in bodies._bodies]  # to the last camera
+        for body, visibility in bodies._bodies:
+            body.visibility = visibility
+        world._bodies, world._pictures = SimpleNamespace(show_to=lambda camera: None), None
+        told["differ"] += not all(map(np.array_equal, drawn, world.pictures()))
+        told["hidden"] += any(now != before for now, before in shown)
+        told["pictures"] += 1
+        world._bodies = bodies
+
+    world.play_expert(compare)
+    print("drew", json.dumps(told), flush=True)
+
+
 def main() -> None:
     """Play what the command line asks for."""
     _, who, what, out = sys.argv
     if who == "resets":
         return play_resets(int(what))
     for name in what.split(","):
-        if who == "objects":
-            play_objects(name)
+        if who in ("objects", "unseen"):
+            (play_objects if who == "objects" else play_unseen)(name)
         else:
             played = (play_rlinf if who == "rlinf" else play_vector)(name, Path(out))
             np.savez(Path(out) / f"{name}_{who}.npz", **{key: np.asarray(value) for key, value in played.items()})

@@ -58,6 +58,15 @@ def test_tasks_with_objects_reset_and_step(tmp_path: Path) -> None:
             assert told["instruction"].endswith(".")
 
 
+def test_pictures_do_not_change_by_what_is_not_drawn(tmp_path: Path) -> None:
+    (line,) = [x for x in play("unseen", "stack_blocks_two", str(tmp_path)).splitlines() if x.startswith("drew ")]
+    told = json.loads(line.removeprefix("drew "))
+    print(told)
+    assert told["pictures"] >= 10
+    assert told["hidden"] > 0
+    assert told["differ"] == 0
+
+
 def test_memory_is_flat_over_200_resets(tmp_path: Path) -> None:
     (line,) = [x for x in play("resets", "200", str(tmp_path)).splitlines() if x.startswith("resident ")]
     after_20, after_200 = map(int, line.split()[1:])

@@ -16,6 +16,7 @@ from rlinf.simulators.contract import Array
 from rlinf.simulators.robotwin.host import NO_LIMIT, Host
 from rlinf.simulators.robotwin.picture import center_crop, to_bytes
 from rlinf.simulators.robotwin.suite import CROPPED, Options
+from rlinf.simulators.robotwin.unseen import Bodies
 
 FILM_EVERY = 20  # physics steps between pictures of a video
 
@@ -32,6 +33,7 @@ class World:
             self.task.setup_scene = lambda **given: setup_scene(**{"shadow": False, **given})
         self._film: Callable[[], None] = lambda: None  # called after every physics step of a chunk
         self._pictures: tuple[Array, Array | None] | None = None  # of the current state
+        self._bodies: Bodies | None = None  # from the first picture on, where the unseen ones are left out
         arguments = host.arguments(task, options.task_config, options.embodiment)
         generator = np.random.get_state()
         try:
@@ -151,11 +153,14 @@ class World:
         task = self.task
         if self.options.wrist_cameras:
             task.cameras.update_wrist_camera(task.robot.left_camera.get_pose(), task.robot.right_camera.get_pose())
-        task.scene.update_render()
         head = task.cameras.static_camera_list[task.cameras.static_camera_name.index("head_camera")]
         return self._picture(head)
 
     def _picture(self, camera: Any) -> Array:
+        if self.options.render == "fast":
+            self._bodies = self._bodies or Bodies(self.task.scene)
+            self._bodies.show_to(camera)
+        self.task.scene.update_render()
         camera.take_picture()
         picture = to_bytes(camera.get_picture("Color"))
         return center_crop(picture, CROPPED) if self.options.center_crop else picture
