@@ -103,7 +103,7 @@ def generate_episode_descriptions(task_name, episodes, max_descriptions, seed):
 """
 SAPIEN = """
 import types
-render = types.SimpleNamespace(set_camera_shader_dir=lambda _: None, RenderSystem=object)
+render = types.SimpleNamespace(set_camera_shader_dir=lambda _: None, RenderSystem=object, RenderBodyComponent=object)
 """
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,6 +110,7 @@ def play_resets(count: int) -> None:
 def play_unseen(task: str) -> None:
     """Let the expert play; print how many looks of three cameras there were, with bodies left out, and other by it."""
     from rlinf.simulators.robotwin import Options, Scene
+    from rlinf.simulators.robotwin.unseen import Bodies
 
     cameras = {**TASK_CONFIG.get("camera", {}), "collect_wrist_camera": True}
     scene = Scene(Options(task_config={**config("walk"), "task_name": task, "camera": cameras}, render="fast"))
@@ -120,10 +120,10 @@ def play_unseen(task: str) -> None:
     def compare() -> None:
         world.look()
         drawn, bodies = world.pictures(), world._bodies
-        shown = [(body.visibility, visibility) for body, visibility in bodies._bodies]  # to the last camera
-        for body, visibility in bodies._bodies:
+        shown = [(body.visibility, visibility) for body, visibility, _ in bodies._bodies]  # to the last camera
+        for body, visibility, _ in bodies._bodies:
             body.visibility = visibility
-        world._bodies, world._pictures = SimpleNamespace(show_to=lambda camera: None), None
+        world._bodies, world._pictures = Bodies(()), None
         told["differ"] += not all(map(np.array_equal, drawn, world.pictures()))
         told["hidden"] += any(now != before for now, before in shown)
         told["pictures"] += 1

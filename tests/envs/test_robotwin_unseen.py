@@ -34,11 +34,6 @@ class Body:
         return np.stack((self.place - 0.1, self.place + 0.1))
 
 
-def scene(*bodies: Body) -> Any:
-    light = object()  # a component that is no body
-    return SimpleNamespace(get_entities=lambda: [SimpleNamespace(components=[light, body]) for body in bodies])
-
-
 @pytest.mark.parametrize(
     ("place", "seen"),
     [
@@ -54,13 +49,13 @@ def scene(*bodies: Body) -> Any:
 )
 def test_a_body_is_hidden_where_the_camera_cannot_see_it(place: tuple[float, ...], seen: bool) -> None:
     body = Body(*place)
-    Bodies(scene(body)).show_to(CAMERA)
+    Bodies([body]).show_to(CAMERA)
     assert bool(body.visibility) is seen
 
 
 def test_a_body_that_moves_or_turns_into_view_is_shown_as_it_was() -> None:
     body, glass = Body(1.3, 0.0, 2.0), Body(0.0, 0.0, 2.0, visibility=0.5)
-    bodies = Bodies(scene(body, glass))
+    bodies = Bodies([body, glass])
     bodies.show_to(CAMERA)
     assert (body.visibility, glass.visibility) == (0.0, 0.5)
     body.place = np.array([0.5, 0.0, 2.0])
@@ -77,5 +72,5 @@ def test_a_body_that_moves_or_turns_into_view_is_shown_as_it_was() -> None:
     assert body.visibility == 1.0
 
 
-def test_an_empty_scene_asks_the_camera_nothing() -> None:
-    Bodies(scene()).show_to(None)
+def test_without_bodies_the_camera_is_asked_nothing() -> None:
+    Bodies(()).show_to(None)

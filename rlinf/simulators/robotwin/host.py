@@ -78,6 +78,11 @@ class Host:
         """Let SAPIEN's renderer outlive the scenes: it ends with the last one, and a new one takes seconds to draw."""
         self._renderer = self._renderer or self._render.RenderSystem()
 
+    def drawn_bodies(self, scene: Any) -> list[Any]:
+        """Everything in a scene that SAPIEN draws."""
+        found = (entity.find_component_by_type(self._render.RenderBodyComponent) for entity in scene.get_entities())
+        return [body for body in found if body is not None]
+
     def new_task(self, name: str) -> Any:
         """A task object without a scene."""
         self._base.get_cluttered_table.__defaults__ = copy.deepcopy(self._clutter_defaults)

@@ -6,6 +6,7 @@ the picture. Without shadows and mirrors, which `render: fast` leaves out, the p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -17,27 +18,17 @@ MARGIN = 2.0  # pixels around the picture that count as seen
 
 
 class Bodies:
-    """The drawn bodies of a scene, each with the corners of a box around it."""
+    """What SAPIEN draws of a scene (RenderBodyComponent), each with the corners of a box around it."""
 
-    def __init__(self, scene: Any) -> None:
-        self._bodies, boxes = [], []
-        for entity in scene.get_entities():
-            for body in entity.components:
-                if hasattr(body, "visibility"):
-                    corners = np.array(list(product(*np.asarray(body.compute_global_aabb_tight()).T)))
-                    self._bodies.append((body, body.visibility))
-                    boxes.append(_moved(corners, np.linalg.inv(_matrix(body))))
-        self._boxes = np.array(boxes)  # [bodies, 8, 3], each in its body's frame
+    def __init__(self, bodies: Iterable[Any]) -> None:
+        self._bodies = [(body, body.visibility, _box(body)) for body in bodies]
 
     def show_to(self, camera: Any) -> None:
         """Hide the bodies that the camera cannot see where they are now, and show the others."""
         if not self._bodies:
             return
-        corners = np.stack(
-            [_moved(box, _matrix(body)) for box, (body, _) in zip(self._boxes, self._bodies, strict=True)]
-        )
-        seen = may_be_seen(corners, camera)
-        for (body, visibility), inside in zip(self._bodies, seen, strict=True):
+        seen = may_be_seen(np.stack([_moved(box, _matrix(body)) for body, _, box in self._bodies]), camera)
+        for (body, visibility, _), inside in zip(self._bodies, seen, strict=True):
             body.visibility = visibility if inside else 0.0
 
 
@@ -53,6 +44,12 @@ def may_be_seen(corners: Array, camera: Any) -> Array:
         y > (camera.height + MARGIN) * depth,
     )
     return ~np.any([side.all(-1) for side in beyond], 0)
+
+
+def _box(body: Any) -> Array:
+    """The corners of a box around a body, in its own frame [8, 3]."""
+    corners = np.array(list(product(*np.asarray(body.compute_global_aabb_tight()).T)))
+    return _moved(corners, np.linalg.inv(_matrix(body)))
 
 
 def _matrix(body: Any) -> Array:

@@ -33,12 +33,14 @@ class World:
             self.task.setup_scene = lambda **given: setup_scene(**{"shadow": False, **given})
         self._film: Callable[[], None] = lambda: None  # called after every physics step of a chunk
         self._pictures: tuple[Array, Array | None] | None = None  # of the current state
-        self._bodies: Bodies | None = None  # from the first picture on, where the unseen ones are left out
+        self._bodies = Bodies(())  # of which a camera draws those that it sees; of none it draws all
         arguments = host.arguments(task, options.task_config, options.embodiment)
         generator = np.random.get_state()
         try:
             self.task.setup_demo(now_ep_num=seed, seed=seed, **arguments)
             host.keep_renderer()
+            if options.render == "fast":
+                self._bodies = Bodies(host.drawn_bodies(self.task.scene))
             self._generator: Any = np.random.get_state()
         except BaseException:
             self.close(clear_cache=True)
@@ -153,20 +155,19 @@ class World:
         task = self.task
         if self.options.wrist_cameras:
             task.cameras.update_wrist_camera(task.robot.left_camera.get_pose(), task.robot.right_camera.get_pose())
+        task.scene.update_render()
         head = task.cameras.static_camera_list[task.cameras.static_camera_name.index("head_camera")]
         return self._picture(head)
 
     def _picture(self, camera: Any) -> Array:
-        if self.options.render == "fast":
-            self._bodies = self._bodies or Bodies(self.task.scene)
-            self._bodies.show_to(camera)
-        self.task.scene.update_render()
+        self._bodies.show_to(camera)
         camera.take_picture()
         picture = to_bytes(camera.get_picture("Color"))
         return center_crop(picture, CROPPED) if self.options.center_crop else picture
 
     def close(self, *, clear_cache: bool) -> None:
         """Free the scene, and with `clear_cache` the meshes and textures that SAPIEN keeps."""
+        self._bodies = Bodies(())
         self.task.close_env(clear_cache=clear_cache)
         self.task = None
 
