@@ -62,7 +62,7 @@ class ModelConfig:
     model_path: str | None = None
     """Checkpoint folder to start from; null starts from random weights, with a warning; size `base` needs one."""
     size: str = "base"
-    """`base` (published), `small` (one GPU), `light` (π0 and π0.5: one GPU, in minutes), `compact` (two CPU cores)."""
+    """`base` (published), `small` (one GPU), `light` (one GPU, in minutes), `compact` (two CPU cores)."""
     precision: PrecisionName | None = None
     """fp32, bf16, or null to keep the model's own rule."""
     num_action_chunks: Annotated[int, Within(1, 1000)] = 1

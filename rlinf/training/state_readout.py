@@ -21,7 +21,7 @@ def check_state_loss(sft: SftConfig, data: DemoDataset, policy: Policy) -> None:
     if not _changing(data.privileged).any():
         raise UserError(f"sft.state_loss={sft.state_loss}: the simulator's state never changes in {sft.dataset}")
     if policy.image_width is None:
-        raise UserError(f"sft.state_loss={sft.state_loss} must be 0: only openpi policies that learn to see take it")
+        raise UserError(f"sft.state_loss={sft.state_loss} must be 0: this policy's image tokens do not learn")
 
 
 def _changing(states: torch.Tensor) -> torch.Tensor:

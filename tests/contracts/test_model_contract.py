@@ -206,7 +206,7 @@ def test_the_action_path_is_that_of_predict_and_of_imitation(cfg: ModelConfig, p
     assert torch.equal(path.actions(obs, network), actions)
 
     wanted = 0.5 * randn(g, ROWS, policy.action_horizon, spec.action_dim)
-    learned = "_imitate" if hasattr(policy, "_imitate") else "_read"  # a flow's target, or tokens
+    learned = "_imitate" if hasattr(policy, "_imitate") else "read"  # a flow's target, or tokens
     original = getattr(policy, learned)
     setattr(policy, learned, lambda *a: targets.append(a) or original(*a))
     try:

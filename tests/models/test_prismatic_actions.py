@@ -36,7 +36,7 @@ def test_order_and_the_shared_value():
 
 def test_tokens_end_before_the_rest_of_the_vocabulary():
     ends = {name: (arch.action_begin, arch.action_begin + NUM_BINS) for name, arch in SIZES.items()}
-    assert ends == {"base": (31744, 32000), "small": (1000, 1256), "compact": (1000, 1256)}
+    assert ends == {"base": (31744, 32000), "small": (1000, 1256), "light": (1000, 1256), "compact": (1000, 1256)}
 
 
 def test_rounding_error_is_half_a_bin():

@@ -118,7 +118,7 @@ def test_parameters_of_the_published_sizes():
             Oft(implement_version="official", use_proprio=True, proprio_dim=0),
             "actor.model.proprio_dim=0 must be an int",
         ),
-        (Oft(size="huge"), "actor.model.size='huge' must be one of base, small, compact"),
+        (Oft(size="huge"), "actor.model.size='huge' must be one of base, small, light, compact"),
         (Oft(precision="fp8"), "actor.model.precision='fp8' must be 'fp32' or"),
         (Oft(max_prompt_length=3), "actor.model.max_prompt_length=3 must be an integer from 8"),
         (Oft(temperature_train=0.0), "actor.model.temperature_train=0.0 must be a number from 0.001"),

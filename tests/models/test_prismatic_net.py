@@ -211,6 +211,7 @@ def test_named_sizes_keep_their_promises():
     totals = {size: sum(arch.num_parameters().values()) for size, arch in SIZES.items()}
     assert totals["compact"] < 600_000
     assert 30_000_000 < totals["small"] < 60_000_000
+    assert 5_000_000 < totals["light"] < 12_000_000
     assert totals["base"] == 7_498_156_704
     for arch in SIZES.values():
         assert arch.action_end <= arch.vocab_size

@@ -235,6 +235,22 @@ def test_an_l1_head_imitates_and_acts_without_noise():
     assert (a.actions - target).abs().mean() < 0.85 * target.abs().mean()
 
 
+@pytest.mark.parametrize("name", ["openvla", "oft"])
+def test_a_further_loss_reads_the_mean_image_token(name):
+    policy = build(POLICIES[name][0])
+    obs, actions = observation(policy.cfg), torch.randn(ROWS, policy.cfg.num_action_chunks, policy.cfg.action_dim)
+    wanted = torch.randn(ROWS, policy.image_width)
+
+    def teach(tokens: torch.Tensor) -> torch.Tensor:
+        assert (tokens.shape, tokens.dtype) == (wanted.shape, torch.float32)
+        return (tokens - wanted).square().mean()
+
+    plain = policy.sft_loss(obs, actions, noise=noise())
+    both = policy.sft_loss(obs, actions, noise=noise(), image_token_loss=teach)
+    further = teach(policy.net.embed_images(policy.processor.encode(obs).images).float().mean(1))
+    assert both.item() == pytest.approx(plain.item() + further.item(), rel=1e-5)
+
+
 def test_gradient_checkpointing_changes_no_gradient():
     grads = []
     for on in (False, True):

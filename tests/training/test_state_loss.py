@@ -100,9 +100,10 @@ def test_the_loss_is_imitation_plus_the_weighted_readout(dataset: Path, tmp_path
         assert losses[0] == pytest.approx(plain[0] + weight * (M - 1) / M, rel=1e-5)
 
 
-def test_the_state_is_learnt_from_the_images(dataset: Path, tmp_path: Path):
+@pytest.mark.parametrize("model", [MODEL, OpenVla(size="compact", action_dim=2)], ids=lambda model: model.model_type)
+def test_the_state_is_learnt_from_the_images(dataset: Path, tmp_path: Path, model: ModelConfig):
     weight = 10.0
-    plain, losses = (train(dataset, tmp_path / f"{w}", w, steps=30) for w in (0.0, weight))
+    plain, losses = (train(dataset, tmp_path / f"{w}", w, model=model, steps=30) for w in (0.0, weight))
     told = [(both - alone) / weight for both, alone in zip(losses, plain, strict=True)]
     print(f"readout loss about {told[0]:.3f} -> {told[-1]:.3f}")
     assert told[-1] < 0.5 * told[0]
@@ -142,10 +143,9 @@ def test_refusals(dataset: Path, blind_dataset: Path, tmp_path: Path):
         "again with `rlinf collect`, or set sft.state_loss=0"
     )
     frozen = replace(MODEL, openpi=replace(MODEL.openpi, train_expert_only=True))
-    for model in (frozen, OpenVla(size="compact", action_dim=2)):
-        with pytest.raises(UserError) as error:
-            train(dataset, tmp_path / "sft", 0.5, model=model)
-        assert str(error.value) == "sft.state_loss=0.5 must be 0: only openpi policies that learn to see take it"
+    with pytest.raises(UserError) as error:
+        train(dataset, tmp_path / "sft", 0.5, model=frozen)
+    assert str(error.value) == "sft.state_loss=0.5 must be 0: this policy's image tokens do not learn"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Sizes of the OpenVLA network, torch-free: `base` (published), `small` and `compact`; name and size of every layer.
+"""Sizes of the OpenVLA network, torch-free: `base` (published), `small`, `light`, `compact`; every layer by name.
 
 Letters: S pixels of a side, T tokens a camera, W language width, K actions a chunk, D action columns.
 """
@@ -150,6 +150,15 @@ SMALL = replace(
     depth=6,
     num_heads=8,
 )
+LIGHT = replace(
+    SMALL,
+    dino=replace(SMALL.dino, width=192, depth=4, mlp=768, heads=3),
+    siglip=replace(SMALL.siglip, width=192, depth=4, mlp=768, heads=3),
+    width=256,
+    mlp=768,
+    depth=4,
+    num_heads=4,
+)
 COMPACT = replace(
     BASE,
     image_size=64,
@@ -163,4 +172,4 @@ COMPACT = replace(
     depth=2,
     num_heads=4,
 )
-SIZES = {"base": BASE, "small": SMALL, "compact": COMPACT}
+SIZES = {"base": BASE, "small": SMALL, "light": LIGHT, "compact": COMPACT}

@@ -163,7 +163,7 @@ class PrismaticPolicy(PretrainedPolicy):
         """Log-probs, values and entropy of stored bins under the current weights."""
         bins = replay["bins"].long()
         prompts = Prompts.stored(replay["ids"], replay["valid"], pads_last=False)
-        read = self._read(Inputs(replay["images"], prompts, replay.get("state")), bins)
+        read = self.read(self._context(Inputs(replay["images"], prompts, replay.get("state"))), bins)
         log_prob = self.score(read.slots, bins)
         return PolicyEval(
             logprobs=self._by_action(action_bins.chosen(log_prob, bins)),
@@ -171,9 +171,9 @@ class PrismaticPolicy(PretrainedPolicy):
             entropy=self._by_action(action_bins.entropy(log_prob)) if entropy else None,
         )
 
-    def _read(self, inputs: Inputs, bins: Tensor | None) -> Readout:
+    def _context(self, inputs: Inputs) -> Context:
         ids, valid = inputs.prompts.trimmed()
-        return self.read(self.context(inputs.images, ids, valid, inputs.state), bins)
+        return self.context(inputs.images, ids, valid, inputs.state)
 
     def score(self, slots: Tensor, bins: Tensor) -> Tensor:
         """Log-probs f32 [B, M, 256] of every bin under the training sampler; `bins` i64 [B, M] were drawn."""
@@ -183,7 +183,7 @@ class PrismaticPolicy(PretrainedPolicy):
     @torch.no_grad()
     def value(self, obs: Observation, *, noise: Noise) -> Tensor:
         """Critic value f32 [B, V]; the same with and without actions."""
-        values = self.critic(self._read(self.processor.encode(obs), None).value)
+        values = self.critic(self.read(self._context(self.processor.encode(obs)), None).value)
         if values is None:
             raise ValueError("this policy has no critic: set actor.model.add_value_head=True")
         return values
@@ -197,6 +197,11 @@ class PrismaticPolicy(PretrainedPolicy):
         return tokens.unflatten(1, (-1, self.cfg.action_dim))
 
     # ------------------------------------------------------------------ imitation
+    @property
+    def image_width(self) -> int:
+        """Width of an image token, which stands in the language model's sequence."""
+        return self.arch.width
+
     def sft_loss(
         self,
         obs: Observation,
@@ -208,19 +213,20 @@ class PrismaticPolicy(PretrainedPolicy):
         image_token_loss: ImageTokenLoss | None = None,
     ) -> Tensor:
         """Mean cross entropy of the expert's bins, or mean absolute error of an L1 head; nothing is drawn."""
-        assert image_token_loss is None, "this policy has no image_width"
         if is_target is None:
             is_target = torch.ones(actions.shape[:2], dtype=torch.bool)
         target = self.processor.encode_actions(actions)
         bins = action_bins.encode(target).flatten(1)
-        slots = self._read(self.processor.encode(obs), bins).slots
+        context = self._context(self.processor.encode(obs))
+        slots = self.read(context, bins).slots
         if self.cfg.regression is not None:
             errors = (self.net.regress(slots) - target).abs()  # [B, C, A]
         else:
             logits = self.net.action_logits(slots).flatten(0, 1)
             errors = self._by_action(F.cross_entropy(logits, bins.flatten(), reduction="none").view(bins.shape))
         counted = is_target.to(errors.device)[..., None].expand_as(errors)
-        return (errors * counted).sum() / counted.sum()
+        loss = (errors * counted).sum() / counted.sum()
+        return loss if image_token_loss is None else loss + image_token_loss(context.mean_image_token)
 
     def fit_statistics(self, states: Tensor | None, actions: Tensor) -> None:
         """Normalise by these data from now on."""

@@ -23,6 +23,12 @@ class Context:
 
     x: Tensor  # [B, P, W]
     valid: Tensor | None  # bool [B, P]; None when every token counts
+    num_image_tokens: int  # of all cameras; they follow the first token
+
+    @property
+    def mean_image_token(self) -> Tensor:
+        """f32 [B, W]."""
+        return self.x[:, 1 : 1 + self.num_image_tokens].float().mean(1)
 
     def positions(self, more: int = 0) -> Tensor:
         """i64 [B, P + more]: how many valid tokens come before each; pads, which are masked, repeat a position."""
@@ -50,9 +56,9 @@ def make_context(
     between = [patches] if state is None else [patches, net.embed_proprio(state)]
     x = torch.cat((tokens[:, :1], *between, tokens[:, 1:]), 1)
     if valid is None:
-        return Context(x, None)
+        return Context(x, None, patches.shape[1])
     extra = x.shape[1] - ids.shape[1]
-    return Context(x, torch.cat((valid[:, :1].expand(-1, 1 + extra), valid[:, 1:]), 1))
+    return Context(x, torch.cat((valid[:, :1].expand(-1, 1 + extra), valid[:, 1:]), 1), patches.shape[1])
 
 
 def _mean_language(net: PrismaticNet, tokens: Tensor, valid: Tensor | None, stop: int | None) -> Tensor:
