@@ -16,6 +16,7 @@ from rlinf.errors import UserError
 from rlinf.metrics.episode_summary import AVERAGE_OF_GROUPS
 from rlinf.metrics.stats import Rate
 from rlinf.results.headline import Headline, Measured, TrainedSeed, read_headlines
+from rlinf.results.study import FOLDER, Study, read_studies
 
 PAGE, CURVES = "results.md", "assets/results"  # below docs/
 BENCHMARKS = {"metaworld": "MetaWorld", "calvin": "CALVIN", "maniskill": "ManiSkill", "robotwin": "RoboTwin"}
@@ -55,7 +56,7 @@ def make_page(results: Path, docs: Path) -> dict[Path, str]:
         raise UserError(f"{results} is no folder of results")
     rows = read_headlines(results)
     files = {docs / CURVES / f"{row.name}.svg": draw_curve(row) for row in rows}
-    return {docs / PAGE: "\n".join(_sections(rows, docs)), **files}
+    return {docs / PAGE: "\n".join(_sections(rows, read_studies(results), docs)), **files}
 
 
 def write_page(results: Path, docs: Path) -> None:
@@ -68,7 +69,7 @@ def write_page(results: Path, docs: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _sections(rows: Sequence[Headline], docs: Path) -> Iterator[str]:
+def _sections(rows: Sequence[Headline], studies: Sequence[Study], docs: Path) -> Iterator[str]:
     good, failed = [row for row in rows if not row.failed], [row for row in rows if row.failed]
     yield HEAD
     if good:
@@ -84,6 +85,10 @@ def _sections(rows: Sequence[Headline], docs: Path) -> Iterator[str]:
             yield from _row(row, results="../results")
         if guide.is_file() and (published := _section(guide.read_text(encoding="utf-8"), PUBLISHED)):
             yield f"### Published for {BENCHMARKS.get(simulator, simulator)}, other policies\n\n{published}\n"
+    if studies:
+        yield "## What makes a policy learn\n"
+        for study in studies:
+            yield _study(study, results="../results")
     if failed:
         yield "## What was tried and did not work\n"
         for row in failed:
@@ -128,6 +133,24 @@ def _row(row: Headline, *, results: str) -> Iterator[str]:
             f"gave {_shown(made)} on {_device(made)}, torch {made.torch}, {made.date}. The same kind of machine "
             "gives the same counts; on others single episodes may end otherwise.\n"
         )
+
+
+def _study(study: Study, *, results: str) -> str:
+    """The section of a study: a line for each training, those of one axis together."""
+    lines = []
+    for trial in study.trials:
+        before, last = Rate(*trial.before), 100 * trial.last
+        told = "<br>".join(f"`{part}`" for part in trial.settings) or "as it is"
+        lines.append(
+            f"| {trial.axis} | {told} | {100 * before.rate:.1f} % | {Rate(*trial.after)} | {last:.1f} % | "
+            f"{trial.steps} | {trial.seconds:.0f} |"
+        )
+    heads = "varied|settings|before|after|last ten steps, with noise|steps|seconds"
+    file = f"{FOLDER}/{study.name}.json"
+    return (
+        f"### {study.name}, setting by setting\n\n{study.note} Recipe `{study.recipe}`, on {study.device}; "
+        f"[{file}]({results}/{file}), made by\n\n```bash\n{study.command}\n```\n\n{_table(heads, lines)}\n"
+    )
 
 
 def _seeds(row: Headline) -> str:

@@ -18,6 +18,7 @@ from rlinf.metrics.stats import Rate
 from rlinf.results import headline
 from rlinf.results.identity import PolicyIdentity, files_hash
 from rlinf.results.result import Episode, Result, read_result, rewrite, write_result
+from rlinf.results.study import Study, Trial, read_studies, write_study
 from rlinf.storage.run_folder import RunRecord, write_record
 
 PROTOCOL = {
@@ -299,3 +300,23 @@ def test_the_page_shows_every_row_its_tables_curves_and_failures(tmp_path: Path,
     svg = "{http://www.w3.org/2000/svg}"
     lines = [len(line.attrib["points"].split()) for line in curves["toy.svg"].iter(f"{svg}polyline")]
     assert (lines, len(list(curves["toy.svg"].iter(f"{svg}circle")))) == ([50, 50], 4)
+
+
+def test_a_study_is_shown_line_by_line(tmp_path: Path) -> None:
+    """What is written is read again, and the page tells the settings, the counts and the seconds of every training."""
+    trials = (
+        Trial("the recipe", [], [3, 20], [15, 20], 0.7, 40, 61.25),
+        Trial("noise level", ["noise=0.1", "lr=1"], [3, 20], [4, 20], 0.25, 40, 60.0),
+    )
+    study = Study("toy", "toy_ppo_compact", "All alike.", "python study.py", "a CPU", "0123", trials)
+    file = write_study(study, tmp_path)
+    assert read_studies(tmp_path) == [study]
+    page = results_page.make_page(tmp_path, tmp_path)[tmp_path / "results.md"]
+    assert "### toy, setting by setting" in page
+    assert "python study.py" in page
+    assert f"| the recipe | as it is | 15.0 % | {Rate(15, 20)} | 70.0 % | 40 | 61 |" in page
+    assert f"| noise level | `noise=0.1`<br>`lr=1` | 15.0 % | {Rate(4, 20)} | 25.0 % | 40 | 60 |" in page
+    for damage in ("[]", "{", '{"schema": "rlinf-study", "version": 2}', file.read_text().replace("toy", "other", 1)):
+        file.write_text(damage)
+        with pytest.raises(UserError, match=r"toy.json is no study"):
+            read_studies(tmp_path)
