@@ -314,7 +314,10 @@ def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
     assert_holds(resolve(composed, defaults_of(Config)), expected)
 
 
-OTHER_COMPACT = ("calvin_d_d_ppo_compact", "maniskill_ppo_compact", "maniskill_ood")
+OTHER_COMPACT = (
+    *("calvin_d_d_ppo_compact", "calvin_d_d_ppo_fixtures_compact", "calvin_d_chains_compact"),
+    *("maniskill_ppo_compact", "maniskill_ood", "metaworld_grpo_openvlaoft_compact"),
+)
 
 
 @pytest.mark.parametrize("name", ["metaworld_sft_compact", "calvin_d_d_sft_compact", "maniskill_sft_compact"])
