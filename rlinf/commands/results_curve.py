@@ -50,7 +50,8 @@ def draw_curve(headline: Headline) -> str:
         ]
         parts.append(f'<text x="{x + 19}" y="35">{label}</text>')
         x += 80
-    parts.append(f'<text x="{x}" y="35">line: training episodes, dots: evaluations</text>')
+    told = "line: training episodes, dots: evaluations" if any(run.curve for run in headline.seeds) else "evaluations"
+    parts.append(f'<text x="{x}" y="35">{told}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
