@@ -27,8 +27,9 @@ from rlinf.simulators.calvin.starts import (
     start_of,
     task_states,
 )
-from rlinf.simulators.calvin.symbolic import after, evaluation_sequences, initial_states, random_chain
+from rlinf.simulators.calvin.symbolic import after, category, evaluation_sequences, initial_states, random_chain
 from rlinf.simulators.calvin.tasks import COLOURS, JUDGES, TASKS, rotation_between
+from rlinf.simulators.contract import DEMO_LAYOUTS
 from tools.make_calvin_sequences import chains_per_state, draw_chains, shuffled
 
 SEQUENCES_SHA256 = "840cb992c69ce9b6d59f6020966b6300c15233f8e0b9667b6486c1962424d308"
@@ -163,6 +164,26 @@ def test_every_task_has_starts_from_which_it_can_be_done(task: str) -> None:
         start = start_of(ids_of("B", [TASKS.index(task)], range(500))[layout])
         assert start.tasks == (task,)
         assert (start.gripper < 0) == (task in ("place_in_slider", "place_in_drawer", "stack_block"))
+
+
+def test_tasks_in_a_row_begin_as_single_ones_do() -> None:
+    """The id's own start and task, then tasks of the list that are possible, no kind twice; demos stay single."""
+    known = ("open_drawer", "close_drawer", "move_slider_left", "move_slider_right", "turn_on_led", "turn_off_led")
+    seen = set()
+    for layout in range(500_000, 500_100):
+        for task in known:
+            reset_id = ids_of("D", [TASKS.index(task)], range(layout, layout + 1))[0]
+            alone, row = start_of(reset_id), start_of(reset_id, known, 5)
+            assert (row.tasks[:1], len(row.tasks)) == ((task,), 3)  # a drawer, a slider and a light
+            assert np.array_equal(row.scene_obs, alone.scene_obs)
+            assert len({category(t) for t in row.tasks}) == 3
+            assert start_of(reset_id, known, 2).tasks == row.tasks[:2]
+            seen.add(row.tasks)
+    assert len(seen) == 6 * 4 * 2  # the others in either order, each with the one task that is possible
+    demo = ids_of("D", [TASKS.index("open_drawer")], DEMO_LAYOUTS)[0]
+    assert start_of(demo, known, 3).tasks == ("open_drawer",)
+    with pytest.raises(UserError, match="in_a_row=2 must be 1 where `tasks` names fewer than two"):
+        env_spec(EnvConfig(env_type="calvin", init_params={"in_a_row": 2, "tasks": ["open_drawer"]}))
 
 
 def test_corrections_move_blocks_and_door_of_b_and_c_only() -> None:

@@ -45,7 +45,7 @@ class Scene(ReplayScene):
 
     def start(self, reset_id: int) -> None:
         """Build the world of the id, let a seeded one come to rest, and begin its chain."""
-        start = start_of(reset_id, compat=self.options.compat)
+        start = start_of(reset_id, self.options.tasks, self.options.in_a_row, compat=self.options.compat)
         if start.scene not in self.options.scenes:
             raise ValueError(f"reset id {reset_id} is of scene {start.scene}, not of {self.options.task_suite_name}")
         self.world.reset(start.scene, start.robot_obs, start.scene_obs)

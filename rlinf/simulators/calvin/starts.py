@@ -17,7 +17,7 @@ import numpy as np
 from rlinf.simulators.calvin import symbolic
 from rlinf.simulators.calvin.symbolic import State, after
 from rlinf.simulators.calvin.tasks import COLOURS, TASKS
-from rlinf.simulators.contract import TASK_STRIDE, Array, IdGrid
+from rlinf.simulators.contract import DEMO_LAYOUTS, TASK_STRIDE, Array, IdGrid
 
 SCENES = "ABCD"
 CHAIN_SLOT, SLOTS = 50, 100
@@ -71,7 +71,7 @@ class Start:
     """The start of an episode."""
 
     scene: str
-    tasks: tuple[str, ...]  # one, or the five of a chain
+    tasks: tuple[str, ...]  # one, or those of a chain
     robot_obs: Array  # f64 [15]
     scene_obs: Array  # f64 [24]
     settle_steps: int
@@ -95,8 +95,11 @@ def ids_of(scenes: Sequence[str], slots: Sequence[int], layouts: range, *, inter
     return SceneIds(numbers, layouts, interleaved, slots_per_scene=len(slots))
 
 
-def start_of(reset_id: int, *, compat: bool = False) -> Start:
-    """The start that a reset id means; the same in every suite."""
+def start_of(reset_id: int, tasks_known: Sequence[str] = (), in_a_row: int = 1, *, compat: bool = False) -> Start:
+    """The start that a reset id means; the same in every suite.
+
+    With `in_a_row` above 1 up to that many of `tasks_known` follow one another, the id's own task first.
+    """
     number, layout = divmod(int(reset_id), TASK_STRIDE)
     scene_number, slot = divmod(number, SLOTS)
     if not (0 <= scene_number < len(SCENES) and (slot < len(TASKS) or slot == CHAIN_SLOT)):
@@ -112,6 +115,8 @@ def start_of(reset_id: int, *, compat: bool = False) -> Start:
     tasks = symbolic.random_chain(state, rng) if slot == CHAIN_SLOT else (TASKS[slot],)
     while (state, tasks) in evaluation_pairs():
         tasks = symbolic.random_chain(state, rng)
+    if slot != CHAIN_SLOT and in_a_row > 1 and layout not in DEMO_LAYOUTS:
+        tasks = symbolic.chain_of(tasks_known, state, tasks[0], in_a_row, np.random.default_rng([slot, layout, 1]))
     robot_obs = ROBOT_OBS.copy()
     if state.grasped:
         robot_obs[6] = HELD_WIDTH

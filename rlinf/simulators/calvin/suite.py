@@ -27,6 +27,8 @@ class Options:
     tasks: tuple[str, ...] = ()
     """Play these tasks one at a time, each from a start where it can be done; empty plays chains of five. A task that
     task_suite_name names takes their place."""
+    in_a_row: Annotated[int, Within(1, CHAIN_LENGTH)] = 1
+    """Of `tasks`, how many an episode of training or evaluation holds; the next begins where the last one ended."""
     task_scenes: str = "d"
     """Letters of the scenes in which tasks named by task_suite_name are played: d, abc, abcd."""
     protocol: Literal["rl", "official"] = "rl"
@@ -65,6 +67,8 @@ class Options:
             raise ValueError(f"tasks={list(self.tasks)}: {error}") from error
         if len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks={list(self.tasks)} names a task twice")
+        if self.in_a_row > 1 and len(self.tasks) < 2:
+            raise ValueError(f"in_a_row={self.in_a_row} must be 1 where `tasks` names fewer than two")
         _ = self.size, self.wrist_size  # refuse sizes that are too small or differ
 
     def _check_name(self) -> None:
@@ -158,5 +162,5 @@ def spec(options: Options) -> EnvSpec:
         wrist_image_size=(options.wrist_size, options.wrist_size),
         critic_state_dim=15 + 24 + len(TASKS) + 1,  # robot_obs, scene_obs, the task, the share of the chain solved
         pays_events=True,
-        min_episode_steps=options.step_limit * (1 if options.single_tasks else CHAIN_LENGTH),
+        min_episode_steps=options.step_limit * (options.in_a_row if options.single_tasks else CHAIN_LENGTH),
     )

@@ -8,7 +8,7 @@ are stored in sequences.json (made by tools/make_calvin_sequences.py), because d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -158,4 +158,21 @@ def random_chain(state: State, rng: np.random.Generator) -> tuple[str, ...]:
         assert then is not None
         state, used = then, used | {CATEGORIES[number]}
         chain.append(TASKS[number])
+    return tuple(chain)
+
+
+def chain_of(tasks: Sequence[str], state: State, first: str, length: int, rng: np.random.Generator) -> tuple[str, ...]:
+    """A chain of these tasks that begins with `first`: each next one is drawn evenly from those that are possible then.
+
+    As in the benchmark's chains no kind of task comes twice, so that there may be fewer than `length`.
+    """
+    chain = [first]
+    while len(chain) < length:
+        then = after(state, chain[-1])
+        assert then is not None, "tasks are drawn where they are possible"
+        state, used = then, {category(task) for task in chain}
+        possible = [task for task in tasks if category(task) not in used and after(state, task) is not None]
+        if not possible:
+            break
+        chain.append(possible[int(rng.integers(len(possible)))])
     return tuple(chain)
