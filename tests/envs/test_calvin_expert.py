@@ -12,7 +12,7 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_spec
 from rlinf.simulators.calvin import Expert, Options, Scene
 from rlinf.simulators.calvin.expert import PLANS
-from rlinf.simulators.calvin.starts import CHAIN_SLOT, ids_of
+from rlinf.simulators.calvin.starts import CHAIN_SLOT, TCP_POSE, ids_of, start_of
 from rlinf.simulators.calvin.tasks import TASKS
 
 pytestmark = pytest.mark.usefixtures("calvin_path")
@@ -157,3 +157,24 @@ def test_the_first_125_official_chains_of_scene_d() -> None:
     scene.close()
     print(f"avg_num_subtasks {np.mean(lengths):.3f}")
     assert np.mean(lengths) >= 4.2
+
+
+def test_an_episode_begins_where_the_expert_solved_another_task() -> None:
+    """The drawer is open and the gripper at its handle, then the episode counts from nothing; the same each time."""
+    tasks = ("open_drawer", "turn_on_led")
+    scene = Scene(Options(tasks=tasks, expert_first=1.0, renderer="tiny"))
+    ids = [task_id("turn_on_led", layout) for layout in range(50)]
+    led = next(i for i in ids if start_of(i, tasks, expert_first=1.0).done_before)
+    try:
+        scene.reset(led)
+        arm, drawer = scene.world.robot_obs(), scene.world.joint("drawer")
+        assert drawer > 0.12
+        assert np.linalg.norm(arm[:3] - TCP_POSE[:3]) > 0.15
+        assert (scene.chain.tasks, scene.chain.solved, scene.chain.steps) == (("turn_on_led",), 0, 0)
+        assert not scene.chain.over
+        assert play(scene, Expert(scene.options), 60).shape[0] < 60
+        assert scene.chain.complete
+        scene.reset(led)
+        assert np.array_equal(scene.world.robot_obs(), arm)
+    finally:
+        scene.close()

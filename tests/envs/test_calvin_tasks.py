@@ -186,6 +186,27 @@ def test_tasks_in_a_row_begin_as_single_ones_do() -> None:
         env_spec(EnvConfig(env_type="calvin", init_params={"in_a_row": 2, "tasks": ["open_drawer"]}))
 
 
+def test_a_share_of_the_episodes_begins_after_a_task_of_the_expert() -> None:
+    """The id's own start and task, a task of another kind before it that leaves it possible; demos too, no chains."""
+    known = ("open_drawer", "close_drawer", "move_slider_left", "move_slider_right", "turn_on_led", "turn_off_led")
+    half = 0
+    for layout in (*range(500_000, 500_100), *DEMO_LAYOUTS[:100]):
+        for task in known:
+            reset_id = ids_of("D", [TASKS.index(task)], range(layout, layout + 1))[0]
+            alone, later = start_of(reset_id), start_of(reset_id, known, expert_first=1.0)
+            assert (alone.done_before, later.tasks) == ("", (task,))
+            assert np.array_equal(later.scene_obs, alone.scene_obs)
+            assert later.done_before in known
+            assert category(later.done_before) != category(task)
+            half += start_of(reset_id, known, expert_first=0.5).done_before != ""
+    assert 520 < half < 680  # of 1200, with a deviation of 17
+    assert start_of(ids_of("D", [CHAIN_SLOT], range(500_000, 500_001))[0], known, expert_first=1.0).done_before == ""
+    holding = ids_of("D", [TASKS.index("stack_block")], range(500_000, 500_001))[0]
+    assert start_of(holding, ("stack_block", *known), expert_first=1.0).done_before == ""  # it would drop the block
+    with pytest.raises(UserError, match=r"expert_first=0\.5 must be 0 where `tasks` names fewer than two"):
+        env_spec(EnvConfig(env_type="calvin", init_params={"expert_first": 0.5, "tasks": ["open_drawer"]}))
+
+
 def test_corrections_move_blocks_and_door_of_b_and_c_only() -> None:
     state = next(s for s in initial_states() if s.red_block == "slider_left" and s.slider == "left")
     published = benchmark_scene_obs(state, geometry("B", compat=True))

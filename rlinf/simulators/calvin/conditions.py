@@ -22,6 +22,7 @@ def protocol(options: Options) -> dict[str, Any]:
         "instructions": options.sentences,
         "looks_after_subtask": options.looks_after_subtask,
         "in_a_row": options.in_a_row if options.in_a_row > 1 else None,
+        "expert_first": options.expert_first or None,
         "assets": files_digest(folder, needed_files(folder, options.scenes)),
     }
     return other_names | resolved | versions_of("pybullet")

@@ -9,10 +9,13 @@ import numpy as np
 
 from rlinf.simulators.calvin.assets import check_folder, find_folder, read_annotations
 from rlinf.simulators.calvin.chain import Chain
+from rlinf.simulators.calvin.expert import Expert
 from rlinf.simulators.calvin.starts import start_of
 from rlinf.simulators.calvin.suite import Options
 from rlinf.simulators.calvin.tasks import TASKS, solved
 from rlinf.simulators.contract import AbsentError, Array, ReplayScene, SceneObservation
+
+EXPERT_STEPS = 300  # control steps that the expert has for the task before an episode; it needs 15 to 80
 
 
 def check_bullet() -> None:
@@ -45,14 +48,30 @@ class Scene(ReplayScene):
 
     def start(self, reset_id: int) -> None:
         """Build the world of the id, let a seeded one come to rest, and begin its chain."""
-        start = start_of(reset_id, self.options.tasks, self.options.in_a_row, compat=self.options.compat)
+        options = self.options
+        start = start_of(
+            reset_id, options.tasks, options.in_a_row, expert_first=options.expert_first, compat=options.compat
+        )
         if start.scene not in self.options.scenes:
             raise ValueError(f"reset id {reset_id} is of scene {start.scene}, not of {self.options.task_suite_name}")
         self.world.reset(start.scene, start.robot_obs, start.scene_obs)
         for _ in range(start.settle_steps):
             self.world.step(np.array([0, 0, 0, 0, 0, 0, start.gripper]))
-        self.chain = Chain(start.tasks, step_limit=self.options.step_limit)
+        if start.done_before:
+            self._let_expert_play(start.done_before)
+        self._begin(start.tasks, options.step_limit)
+
+    def _begin(self, tasks: tuple[str, ...], step_limit: int) -> None:
+        """Begin these tasks with the world as it is now."""
+        self.chain = Chain(tasks, step_limit=step_limit)
         self._before = self.world.facts()
+
+    def _let_expert_play(self, task: str) -> None:
+        """Play a task as the scripted expert does, up to the step that solves it."""
+        self._begin((task,), EXPERT_STEPS)
+        expert = Expert(self.options)
+        while not self.chain.over:
+            self.step(expert.act(self))
 
     def task(self) -> str:
         return f"chain-{self.world.scene}" if len(self.chain.tasks) > 1 else self.chain.task

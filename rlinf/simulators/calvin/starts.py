@@ -76,6 +76,7 @@ class Start:
     scene_obs: Array  # f64 [24]
     settle_steps: int
     gripper: float  # held while settling: 1 open, -1 closed
+    done_before: str = ""  # the task that the expert solves before the episode begins; empty: none
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,18 @@ def ids_of(scenes: Sequence[str], slots: Sequence[int], layouts: range, *, inter
     return SceneIds(numbers, layouts, interleaved, slots_per_scene=len(slots))
 
 
-def start_of(reset_id: int, tasks_known: Sequence[str] = (), in_a_row: int = 1, *, compat: bool = False) -> Start:
+def start_of(
+    reset_id: int,
+    tasks_known: Sequence[str] = (),
+    in_a_row: int = 1,
+    *,
+    expert_first: float = 0.0,
+    compat: bool = False,
+) -> Start:
     """The start that a reset id means; the same in every suite.
 
-    With `in_a_row` above 1 up to that many of `tasks_known` follow one another, the id's own task first.
+    With `in_a_row` above 1 up to that many of `tasks_known` follow one another, the id's own task first. This share of
+    the starts of single tasks, `expert_first`, comes after another of `tasks_known`, which the expert plays.
     """
     number, layout = divmod(int(reset_id), TASK_STRIDE)
     scene_number, slot = divmod(number, SLOTS)
@@ -121,7 +130,19 @@ def start_of(reset_id: int, tasks_known: Sequence[str] = (), in_a_row: int = 1, 
     if state.grasped:
         robot_obs[6] = HELD_WIDTH
     scene_obs = seeded_scene_obs(state, where, rng, before_drawer=tasks == ("push_into_drawer",))
-    return Start(scene, tasks, robot_obs, scene_obs, SETTLE_STEPS, -1.0 if state.grasped else 1.0)
+    before = ""
+    if slot != CHAIN_SLOT and expert_first > 0:
+        before = task_before(state, tasks[0], tasks_known, expert_first, np.random.default_rng([slot, layout, 2]))
+    return Start(scene, tasks, robot_obs, scene_obs, SETTLE_STEPS, -1.0 if state.grasped else 1.0, before)
+
+
+def task_before(state: State, task: str, tasks: Sequence[str], share: float, rng: np.random.Generator) -> str:
+    """With the probability `share` one of `tasks`, of another kind, after which `task` can still be done; else none."""
+    if state.grasped or rng.random() >= share:
+        return ""
+    others = [t for t in tasks if symbolic.category(t) != symbolic.category(task)]
+    possible = [t for t in others if (then := after(state, t)) is not None and after(then, task) is not None]
+    return possible[int(rng.integers(len(possible)))] if possible else ""
 
 
 @cache

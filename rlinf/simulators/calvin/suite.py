@@ -29,6 +29,9 @@ class Options:
     task_suite_name names takes their place."""
     in_a_row: Annotated[int, Within(1, CHAIN_LENGTH)] = 1
     """Of `tasks`, how many an episode of training or evaluation holds; the next begins where the last one ended."""
+    expert_first: Annotated[float, Within(0, 1)] = 0.0
+    """Share of the episodes of `tasks`, demonstrations too, that begin where the expert has just solved another of
+    them: as a later task of a chain does, not with the arm at rest."""
     task_scenes: str = "d"
     """Letters of the scenes in which tasks named by task_suite_name are played: d, abc, abcd."""
     protocol: Literal["rl", "official"] = "rl"
@@ -69,6 +72,8 @@ class Options:
             raise ValueError(f"tasks={list(self.tasks)} names a task twice")
         if self.in_a_row > 1 and len(self.tasks) < 2:
             raise ValueError(f"in_a_row={self.in_a_row} must be 1 where `tasks` names fewer than two")
+        if self.expert_first > 0 and len(self.tasks) < 2:
+            raise ValueError(f"expert_first={self.expert_first} must be 0 where `tasks` names fewer than two")
         _ = self.size, self.wrist_size  # refuse sizes that are too small or differ
 
     def _check_name(self) -> None:
