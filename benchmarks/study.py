@@ -4,8 +4,9 @@
 
 Demonstrations and a weak policy are made once; every training plays the same number of episodes from there, and the
 policy it leaves is evaluated without noise on the same held-out trials. Axes that change imitation make a policy of
-their own first. Trainings that are complete in the folder are not repeated, so that a study can be stopped and gone on
-with. The table goes to standard output and to RESULTS/studies/NAME.json, which docs/results.md shows (`make docs`).
+their own first, which stops where the recipe's share of training layouts succeeds, as the shared one does. Trainings
+that are complete in the folder are not repeated, so that a study can be stopped and gone on with. The table goes to
+standard output and to RESULTS/studies/NAME.json, which docs/results.md shows (`make docs`).
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ NOTE = (
     "The recipe's own settings are trained three times, with other seeds, to show how far lines differ by chance."
 )
 SUCCESS = "env/success_once"
-# A line with a policy of its own imitates for a fixed number of steps, wherever its success then is.
-OWN_IMITATION = ("sft.stop_at_success=null", "sft.stop_at_most=null", "sft.eval_interval=0", "sft.steps=150")
 FLOW = "actor.model.openpi."
 NO_CRITIC = ("actor.model.add_value_head=false", f"{FLOW}value_input=null")
 GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "env.train.auto_reset=false", *NO_CRITIC)
@@ -109,7 +108,7 @@ def train(line: Line, folder: Path, steps: int) -> tuple[Trial, Result]:
     """One line of the study, made if it is not there, and the evaluation of its policy."""
     place, demos = folder / line.folder, folder / "demos"
     if line.imitation:
-        policy = imitate(place / "start", demos, (*line.settings, *OWN_IMITATION))
+        policy = imitate(place / "start", demos, line.settings)
     else:
         policy = imitate(folder / "start", demos, ())
     place.mkdir(parents=True, exist_ok=True)
