@@ -316,7 +316,7 @@ def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
 
 OTHER_COMPACT = (
     *("calvin_d_d_ppo_compact", "calvin_d_d_ppo_fixtures_compact", "calvin_d_chains_compact"),
-    *("maniskill_ppo_compact", "maniskill_ood", "metaworld_grpo_openvlaoft_compact"),
+    *("calvin_d_d_ppo_later_compact", "maniskill_ppo_compact", "maniskill_ood", "metaworld_grpo_openvlaoft_compact"),
 )
 
 
@@ -334,6 +334,13 @@ def test_plain_imitation_recipes_go_to_the_end(name: str) -> None:
 def test_small_recipes_load(name: str) -> None:
     cfg = load_config(name, ["runner.eval_random=true"], config_dir=CONFIGS, devices=[0])
     assert (cfg.actor.model.size, cfg.runner.logger.experiment_name) == ("compact", name)
+
+
+@pytest.mark.parametrize("name", ["metaworld_50_ppo_light", "maniskill_ppo_light", "maniskill_ppo_openvla_light"])
+def test_recipes_for_one_gpu_load(name: str) -> None:
+    cfg = load_config(name, ["runner.eval_random=true"], config_dir=CONFIGS, devices=[0])
+    assert (cfg.actor.model.size, cfg.actor.model.precision, cfg.actor.model.is_lora) == ("light", "fp32", False)
+    assert cfg.env.eval.max_episode_steps >= cfg.env.train.max_episode_steps
 
 
 def run_wrapper(folder: Path, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
