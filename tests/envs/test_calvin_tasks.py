@@ -205,6 +205,8 @@ def test_a_share_of_the_episodes_begins_after_a_task_of_the_expert() -> None:
     assert start_of(holding, ("stack_block", *known), expert_first=1.0).done_before == ""  # it would drop the block
     with pytest.raises(UserError, match=r"expert_first=0\.5 must be 0 where `tasks` names fewer than two"):
         env_spec(EnvConfig(env_type="calvin", init_params={"expert_first": 0.5, "tasks": ["open_drawer"]}))
+    with pytest.raises(UserError, match=r"expert_first=0\.5 must be 0 with in_a_row=2: choose one"):
+        env_spec(EnvConfig(env_type="calvin", init_params={"expert_first": 0.5, "in_a_row": 2, "tasks": list(known)}))
 
 
 def test_corrections_move_blocks_and_door_of_b_and_c_only() -> None:

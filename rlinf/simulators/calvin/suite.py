@@ -74,6 +74,8 @@ class Options:
             raise ValueError(f"in_a_row={self.in_a_row} must be 1 where `tasks` names fewer than two")
         if self.expert_first > 0 and len(self.tasks) < 2:
             raise ValueError(f"expert_first={self.expert_first} must be 0 where `tasks` names fewer than two")
+        if self.expert_first > 0 and self.in_a_row > 1:
+            raise ValueError(f"expert_first={self.expert_first} must be 0 with in_a_row={self.in_a_row}: choose one")
         _ = self.size, self.wrist_size  # refuse sizes that are too small or differ
 
     def _check_name(self) -> None:
