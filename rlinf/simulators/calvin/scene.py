@@ -15,7 +15,7 @@ from rlinf.simulators.calvin.suite import Options
 from rlinf.simulators.calvin.tasks import TASKS, solved
 from rlinf.simulators.contract import AbsentError, Array, ReplayScene, SceneObservation
 
-EXPERT_STEPS = 300  # control steps that the expert has for the task before an episode; it needs 15 to 80
+EXPERT_STEPS = 300  # control steps at most for the task before an episode; drawer, slider and lamps take 12 to 40
 
 
 def check_bullet() -> None:
