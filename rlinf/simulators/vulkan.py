@@ -45,10 +45,15 @@ class Driver(NamedTuple):
         return f"{self.device}, {self.version}"
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether the processor draws: Mesa's software driver."""
+        return self.maker == "llvmpipe"
+
+    @property
     def refused(self) -> bool:
         """Whether this is a software driver that SAPIEN does not take."""
         mesa = re.match(r"Mesa (\d+)\.(\d+)", self.version)
-        return self.maker == "llvmpipe" and mesa is not None and (int(mesa[1]), int(mesa[2])) < LEAST_MESA
+        return self.on_cpu and mesa is not None and (int(mesa[1]), int(mesa[2])) < LEAST_MESA
 
 
 def choose_driver() -> None:

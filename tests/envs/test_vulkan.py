@@ -36,6 +36,11 @@ def test_only_old_software_drivers_are_refused(driver: vulkan.Driver, refused: b
     assert driver.refused == refused
 
 
+@pytest.mark.parametrize(("driver", "on_cpu"), [(OLD, True), (NEW, True), (GPU, False), (OLD_GPU, False)])
+def test_the_software_driver_draws_on_the_processor(driver: vulkan.Driver, on_cpu: bool) -> None:
+    assert driver.on_cpu == on_cpu
+
+
 def test_the_first_driver_that_fits_is_taken(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vulkan, "drivers", lambda: [OLD, NEW])
     assert vulkan.check_driver() == NEW

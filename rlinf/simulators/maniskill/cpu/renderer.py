@@ -18,7 +18,7 @@ from rlinf.simulators.maniskill.assets import Assets
 from rlinf.simulators.maniskill.cpu.world import View
 from rlinf.simulators.maniskill.picture import blend, compose, read_picture
 from rlinf.simulators.maniskill.tasks import BodyKey, Episode
-from rlinf.simulators.vulkan import has_nvidia
+from rlinf.simulators.vulkan import check_driver
 
 
 class Renderer:
@@ -26,7 +26,7 @@ class Renderer:
 
     def __init__(self, assets: Assets, size: tuple[int, int], shader: str) -> None:
         self.assets, self.size, self.shader = assets, size, shader
-        device = [] if has_nvidia() else [sapien.Device("cpu")]  # named as ManiSkill does: a process has but one
+        device = [sapien.Device("cpu")] if check_driver().on_cpu else []  # as ManiSkill names it
         self._scene = sapien.Scene([sapien.render.RenderSystem(*device)])
         self._links = self._load_robot()
         self._table = self._load(assets.table, sapien.Pose(q=constants.TABLE_QUATERNION))
