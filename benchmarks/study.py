@@ -1,12 +1,13 @@
 """What makes reinforcement learning work: trainings of one recipe from one policy that differ in one setting each.
 
-    python benchmarks/study.py [--folder logs/study] [--steps 24] [--only AXIS] [--results results]
+    python benchmarks/study.py [--folder logs/study] [--steps 24] [--only AXIS | --so-far] [--results results]
 
 Demonstrations and a weak policy are made once; every training plays the same number of episodes from there, and the
 policy it leaves is evaluated without noise on the same held-out trials. Axes that change imitation make a policy of
 their own first, which stops where the recipe's share of training layouts succeeds, as the shared one does. Trainings
-that are complete in the folder are not repeated, so that a study can be stopped and gone on with. The table goes to
-standard output and to RESULTS/studies/NAME.json, which docs/results.md shows (`make docs`).
+that are complete in the folder are not repeated, so that a study can be stopped and gone on with; `--so-far` shows those
+and makes no other. The table goes to standard output and to RESULTS/studies/NAME.json, which docs/results.md shows
+(`make docs`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def lines() -> list[Line]:
     made += [Line("noise level", (f"{FLOW}noise_level={level}",)) for level in (0.25, 0.5, 1.5)]
     made += [Line("source of the noise", (f"{FLOW}noise_method=flow_noise",))]
     made += [Line("denoising steps", (f"actor.model.num_steps={steps}",)) for steps in (1, 4)]
-    made += [Line("critic", (f"{FLOW}value_input={what}",)) for what in ("expert", "vlm")]
+    # A critic of another shape does not fit the shared policy's file.
+    made += [Line("critic", (f"{FLOW}value_input={what}",), imitation=True) for what in ("expert", "vlm")]
     made += [Line("learning rate", (f"actor.optim.lr={rate}",)) for rate in ("3e-5", "3e-4")]
     made += [Line("environments a step", ("env.train.total_num_envs=64",), envs=2)]
     groups = [(f"algorithm.group_size={size}", f"env.train.group_size={size}") for size in (8, 16)]
@@ -154,11 +156,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("logs/study"), help="where the trainings are")
     parser.add_argument("--steps", type=int, default=24, help="training steps of a line with the recipe's environments")
     parser.add_argument("--only", help="this axis alone; nothing is written to RESULTS")
+    parser.add_argument("--so-far", action="store_true", help="the trainings that are complete, and no other")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the rows")
     args = parser.parse_args()
     wanted = [line for line in lines() if args.only in (None, line.axis)]
     if not wanted:
         sys.exit(f"--only {args.only} is no axis: {', '.join(dict.fromkeys(line.axis for line in lines()))}")
+    if args.so_far:
+        wanted = [line for line in wanted if results_of_run(args.folder / line.folder / "after")]
+        if not wanted:
+            sys.exit(f"--folder {args.folder} holds no complete training")
     trials = []
     for line in wanted:
         trial, result = train(line, args.folder.absolute(), args.steps)

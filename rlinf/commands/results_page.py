@@ -30,7 +30,7 @@ mode, with counts and 95 % intervals (Wilson's for shares, normal for means); ev
 training episodes, which are played with exploration noise.
 
 `make docs` writes this page from the files in [results/](../results), which `rlinf record` makes of what runs have
-written.
+written. Recipes change; a row's file keeps every setting of its runs.
 """
 HOW = """## Add a row
 
