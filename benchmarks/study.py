@@ -5,9 +5,9 @@
 Demonstrations and a weak policy are made once; every training plays the same number of episodes from there, and the
 policy it leaves is evaluated without noise on the same held-out trials. Axes that change imitation make a policy of
 their own first, which stops where the recipe's share of training layouts succeeds, as the shared one does. Trainings
-that are complete in the folder are not repeated, so that a study can be stopped and gone on with; `--so-far` shows those
-and makes no other. The table goes to standard output and to RESULTS/studies/NAME.json, which docs/results.md shows
-(`make docs`).
+that are complete in the folder are not repeated, so that a study can be stopped and gone on with; `--so-far` shows
+those and makes no other. The table goes to standard output and to RESULTS/studies/NAME.json, which docs/results.md
+shows (`make docs`).
 """
 
 from __future__ import annotations
