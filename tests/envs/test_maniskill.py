@@ -23,7 +23,8 @@ from rlinf.simulators.contract import AbsentError, SetupError
 from rlinf.simulators.maniskill import Options, Scene
 from rlinf.simulators.maniskill.assets import Assets, find_assets
 from rlinf.simulators.maniskill.constants import NATIVE_SIZE
-from rlinf.simulators.maniskill.judge import Judgement, level
+from rlinf.simulators.maniskill.expert import Expert
+from rlinf.simulators.maniskill.judge import NEAR, Judgement, level, nearness
 from rlinf.simulators.maniskill.picture import blend, compose, interpolation, sample, shrink
 from rlinf.simulators.maniskill.reset_ids import OOD, STRIDE
 from rlinf.simulators.maniskill.tasks import ENV_IDS, PREFIX, VARIANTS, episode
@@ -227,6 +228,34 @@ def test_reward_modes() -> None:
     assert [level("only_success", f) for f in (nothing, pushed)] == [0.0, 1.0]
     done = Judgement(success=True, is_src_obj_grasped=True, consecutive_grasp=True)
     assert [level(mode, done) for mode in ("default", "only_success", "raw")] == [pytest.approx(1.2), 1.0, 0.0]
+
+
+def test_nearness_pays_the_way_to_the_object_and_then_to_the_plate() -> None:
+    told = {"success": False}
+    assert nearness(0.0, 0.3, holding=False, **told) == 0.5
+    assert nearness(NEAR, 0.0, holding=False, **told) == pytest.approx(0.5 / np.e)
+    assert nearness(0.0, NEAR, holding=True, **told) == pytest.approx(0.5 + 0.5 / np.e)
+    assert nearness(1.0, 0.02, holding=False, success=True) == 1.0
+
+
+def test_the_shaped_reward_grows_while_the_expert_plays(scene: Scene) -> None:
+    """It adds its weight times nearness to the published level; the physics stay the same."""
+    shaped = Scene(replace(scene.options, shaped_reward=0.5))
+    for one in (scene, shaped):
+        one.start(5)
+    expert, added = Expert(scene.options), []
+    for _ in range(40):
+        action = expert.act(scene)
+        (plain, success, _), (paid, same, _) = scene.step(action), shaped.step(action)
+        assert success == same
+        added.append(paid - plain)
+        if success:
+            break
+    assert success
+    assert 0.0 < added[0] < 0.1
+    assert added[-1] == pytest.approx(0.5)
+    assert np.diff(added).min() > -0.05  # nearly every step brings it nearer
+    shaped.close()
 
 
 def test_frames_are_drawn_only_while_recording(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

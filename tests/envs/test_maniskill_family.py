@@ -300,6 +300,7 @@ def test_sizes() -> None:
         ({"sim_config": {"control_freq": 0}}, "control_freq=0 must be a whole number of Hz above 0"),
         ({"sim_backend": "tpu"}, "sim_backend='tpu' must be 'auto' or 'cpu'"),
         ({"reward_mode": "dense"}, "reward_mode='dense' must be 'default' or 'only_success' or 'raw'"),
+        ({"shaped_reward": 0.5, "sim_backend": "gpu"}, "shaped_reward=0.5 needs sim_backend: cpu"),
         ({"image_size": 8}, "image_size=8 must be an integer from 16 to 4096 or a list, each item"),
         ({"image_size": [64]}, "image_size=.* must be an integer from 16 to 4096 or a list"),
         ({"id": "ood", "sim_backend": "gpu"}, "id=ood needs sim_backend: cpu"),

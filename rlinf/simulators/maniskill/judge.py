@@ -1,15 +1,18 @@
 """When a put-on-plate episode is solved, and what that pays: one rule for both back ends.
 
 Quantities are numbers (one world) or tensors [B] (B worlds at once): nothing but arithmetic and comparisons is used.
+`nearness`, which only training asks for, takes numbers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 GRASP_FORCE, GRASP_ANGLE, HELD_STEPS = 0.5, 85.0, 5  # N at each finger, degrees off its axis, steps in a row
 ON_PLATE_MARGIN, ON_PLATE_HEIGHT, ON_PLATE_FORCE = 0.01, 0.05, 0.03  # m sideways, m above it, N
+NEAR = 0.06  # m over which nearness falls to 1/e
 
 
 class Judgement(NamedTuple):
@@ -63,3 +66,13 @@ def level(reward_mode: str, judged: Judgement) -> Any:
         return 1.0 * judged.success
     grasped = judged.is_src_obj_grasped
     return 0.1 * grasped + 0.1 * judged.consecutive_grasp + 1.0 * (judged.success & grasped)
+
+
+def nearness(hand_to_object: float, object_to_plate: float, *, holding: bool, success: bool) -> float:
+    """How near an episode is to being solved, 0 to 1, from metres between the centres and whether the hand holds it.
+
+    The first half is for the hand's way to the object, the second for the held object's way to the plate.
+    """
+    if success:
+        return 1.0
+    return 0.5 * (1.0 + math.exp(-object_to_plate / NEAR) if holding else math.exp(-hand_to_object / NEAR))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlinf.simulators.contract import Array, ReplayScene, SceneObservation
 from rlinf.simulators.maniskill.assets import find_assets
-from rlinf.simulators.maniskill.judge import HELD_STEPS, level
+from rlinf.simulators.maniskill.judge import HELD_STEPS, level, nearness
 from rlinf.simulators.maniskill.observation import FAR, critic_columns, distances
 from rlinf.simulators.maniskill.reset_ids import STRIDE, numbered_rows
 from rlinf.simulators.maniskill.suite import Options
@@ -50,10 +50,13 @@ class Scene(ReplayScene):
         return self._task
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
-        """The reward is the published level, of which callers take the differences."""
+        """The reward is the published level, of which callers pay differences, and where asked a share of nearness."""
         judged = self.world.step(action)
         self._picture = None
-        return level(self.options.reward_mode, judged), judged.success, False
+        reward = level(self.options.reward_mode, judged)
+        if self.options.shaped_reward:
+            reward += self.options.shaped_reward * self._nearness()
+        return reward, judged.success, False
 
     def frame(self) -> Array:
         """The published picture u8 [H, W, 3] of the current state, drawn once."""
@@ -75,14 +78,23 @@ class Scene(ReplayScene):
 
     def info(self) -> dict[str, float]:
         """The published flags (but success) and distances of the episode."""
-        world = self.world
-        poses = (world.gripper_pose[:3], world.object_pose[:3], world.plate_pose[:3])
-        told = world.judge.judgement._asdict() | distances(np.linalg.norm, *poses)
+        told = self.world.judge.judgement._asdict() | self._distances()
         return {name: float(value) for name, value in told.items() if name != "success"}
 
     def close(self) -> None:
         """Free the world; the process keeps its renderer."""
         self.world.close()
+
+    def _distances(self) -> dict[str, float]:
+        """Metres between gripper, object and plate."""
+        world = self.world
+        return distances(np.linalg.norm, world.gripper_pose[:3], world.object_pose[:3], world.plate_pose[:3])
+
+    def _nearness(self) -> float:
+        """How near the episode is to being solved, 0 to 1."""
+        away, judge = self._distances(), self.world.judge
+        to_object, to_plate = float(away["gripper_carrot_dist"]), float(away["carrot_plate_dist"])
+        return nearness(to_object, to_plate, holding=judge.grasped_steps > 0, success=bool(judge.judgement.success))
 
     def _critic_state(self) -> Array:
         """The columns of observation.critic_columns, f32 [K]."""

@@ -42,6 +42,8 @@ class Options:
     """qpos: the 8 joints, as published; qpos+target appends the pose that actions move, in the base's frame (7)."""
     reward_mode: Literal["default", "only_success", "raw"] = "default"
     """default: 0.1 grasped + 0.1 held + 1.0 on the plate after a grasp; only_success: 1 on the plate; raw: always 0."""
+    shaped_reward: Annotated[float, Within(0.0, 100.0)] = 0.0
+    """Weight, beside reward_mode, of how near the hand is to the object, and then the object it holds to the plate."""
     sim_backend: Literal["auto", "cpu", "physx_cpu", "gpu", "physx_cuda"] = "auto"
     """gpu steps all scenes of a process in one batch; auto is cpu: one scene at a time, equal everywhere."""
     sim_config: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +69,10 @@ class Options:
             raise ValueError(f"control_mode={self.control_mode!r} must be null or {CONTROL_MODE}, the only controller")
         if self.state != "qpos" and self.on_gpu:
             raise ValueError(f"state={self.state} needs sim_backend: cpu; a batch on a GPU gives qpos")
+        if self.shaped_reward and self.on_gpu:
+            raise ValueError(
+                f"shaped_reward={self.shaped_reward} needs sim_backend: cpu; a GPU batch pays reward_mode alone"
+            )
         if self.on_gpu and (self.listed or self.id not in ENV_IDS):
             what = f"task_suite_name={list(self.listed)}" if self.listed else f"id={self.id}"
             raise ValueError(f"{what} needs sim_backend: cpu: a batch on a GPU plays one environment id")
@@ -150,7 +156,10 @@ def check_setup(options: Options) -> None:
 
 
 def protocol(options: Options) -> dict[str, Any]:
-    """Versions, a digest of the files that are read, the device that draws, and what the options stand for."""
+    """Versions, a digest of the files that are read, the device that draws, and what the options stand for.
+
+    What training alone is paid for, shaped_reward, is no part of it.
+    """
     rows = [row for _, row in numbered_rows(options.id, options.obj_set, options.listed).values()]
     assets = find_assets(rows)
     resolved = {
@@ -161,7 +170,7 @@ def protocol(options: Options) -> dict[str, Any]:
         "renderer": driver_name(),
         "assets": files_digest(assets.urdf.parent, assets.files([variant(*row) for row in rows])),
     }
-    return {"control_mode": None, **resolved, **versions_of("mani_skill", "sapien")}
+    return {"control_mode": None, "shaped_reward": None, **resolved, **versions_of("mani_skill", "sapien")}
 
 
 def _check_keys(name: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
