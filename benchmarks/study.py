@@ -63,6 +63,10 @@ def lines() -> list[Line]:
     """The study: axis by axis."""
     made = [Line("the recipe")] + [Line("the recipe", (f"runner.seed={seed}",)) for seed in (1, 2)]
     made += [Line("noise level", (f"{FLOW}noise_level={level}",)) for level in (0.25, 0.5, 1.5)]
+    made += [
+        Line("what a draw of noise is for", (f"{FLOW}noise_per=chunk", f"{FLOW}noise_level={level}"))
+        for level in (0.5, 1.0)
+    ]
     made += [Line("source of the noise", (f"{FLOW}noise_method=flow_noise",))]
     made += [Line("denoising steps", (f"actor.model.num_steps={steps}",)) for steps in (1, 4)]
     # A critic of another shape does not fit the shared policy's file.

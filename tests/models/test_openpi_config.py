@@ -105,6 +105,13 @@ def test_the_critic_reads_the_state_of_the_runs_simulator():
         ({}, {"noise_method": "flow_noise", "noise_logvar_range": [0.0, 0.1]}, "two positive standard deviations"),
         ({}, {"noise_method": "flow_noise", "noise_logvar_range": [-1.0, 0.1]}, "each item a number from 0"),
         ({}, {"noise_method": "flow_noise", "noise_logvar_range": [0.2, 0.1]}, "the smaller one first"),
+        (
+            {},
+            {"noise_per": "chunk", "joint_logprob": True},
+            "joint_logprob=True scores every action by itself; set noise_per to action",
+        ),
+        ({}, {"noise_per": "chunk", "safe_get_logprob": True}, "safe_get_logprob=True scores every action by itself"),
+        ({}, {"noise_per": "chunk", "noise_method": "flow_noise"}, "noise_method=flow_noise scores every action"),
         ({}, {"state_dim": 0}, "openpi.state_dim=0 must be at least 1: pi0_metaworld reads it"),
         ({"num_steps": 1}, {"ignore_last": True}, "num_steps=1 leaves no stochastic step"),
         ({"value_type": "action_level"}, {}, "value_type=action_level must be chunk_level"),

@@ -253,6 +253,34 @@ def test_noise_annealing():
     assert policy.sampler().noise_level == pytest.approx(0.6)
 
 
+def test_actions_of_a_chunk_share_a_draw_of_noise():
+    cfg = config(noise_per="chunk", num_steps=1)
+    policy = build(cfg)
+    out = policy.predict(observation(cfg), mode="train", noise=noise())
+    sampler, x = policy.sampler(), out.replay["x"]
+    weights = sampler.weights(x.device).at(slice(0, 1))
+    prefix = policy.prefix(out.replay["images"], *policy._trimmed(policy.processor.encode(observation(cfg))))
+    step = sampler.transition(prefix, out.replay["state"], x[:, 0], slice(0, 1), sampler.times(x.device))
+    drawn = (x[:, 1] - step.mean) / weights.std
+    assert gap(drawn, drawn[:, :1].expand_as(drawn)) <= 1e-4
+    single = torch.distributions.Normal(0.0, 0.5).log_prob(0.5 * drawn[:, 0, : cfg.action_dim])
+    assert out.logprobs.shape == (len(x), cfg.num_action_chunks, cfg.action_dim)
+    assert gap(out.logprobs.sum(1), single) <= 1e-4
+    again = policy.evaluate(out.replay, values=False, entropy=False)
+    assert gap(again.logprobs, out.logprobs) <= GAP
+
+
+def test_shared_noise_is_scored_by_what_it_moves():
+    x, mean, std = torch.randn(2, 5, 3), torch.randn(2, 5, 3), torch.full((2, 5, 3), 0.2)
+    shift = torch.randn(2, 5, 3)
+    shift[:, :4] -= shift[:, :4].mean(1, keepdim=True)  # leaves the mean of the first four where it is
+    found = flow.logprob_together(x, mean, std, 4)
+    assert gap(flow.logprob_together(x, mean + shift, std, 4), found) <= 1e-5
+    assert torch.equal(found[:, 4:], torch.zeros(2, 1, 3))
+    want = torch.distributions.Normal(mean[:, :4].mean(1), 0.2).log_prob(x[:, :4].mean(1))
+    assert gap(found.sum(1), want) <= 1e-5
+
+
 def test_published_values_average_the_steps_and_read_three_cameras():
     cfg = config("pi05_metaworld", value_after_vlm=True)
     policy, clean = build(cfg, compat="rlinf-0.4"), build(cfg)

@@ -53,6 +53,8 @@ class OpenPiOptions:
     """Move noise_level along noise_params with the training step."""
     noise_params: list[Annotated[float, Within(0, 1e6)]] = field(default_factory=lambda: [0.7, 0.3, 400.0])
     """Start, end and number of steps of the annealing."""
+    noise_per: Literal["action", "chunk"] = "action"
+    """What gets a draw of flow_sde's and flow_cps's noise of its own: every action, or all executed ones together."""
     noise_logvar_range: list[Noise] = field(default_factory=lambda: [0.08, 0.16])
     """Smallest and largest standard deviation (despite the name) of flow_noise."""
     joint_logprob: bool = False
@@ -321,6 +323,10 @@ class Config(ModelConfig):
             raise UserError(f"{prefix}.noise_params needs 3 numbers and noise_logvar_range 2")
         if options.noise_anneal and options.noise_params[2] == 0:
             raise UserError(f"{prefix}.noise_params={options.noise_params} must end with a positive number of steps")
+        if options.noise_per == "chunk":
+            for key, value in (("joint_logprob", True), ("safe_get_logprob", True), ("noise_method", "flow_noise")):
+                if vars(options)[key] == value:
+                    raise UserError(f"{prefix}.{key}={value} scores every action by itself; set noise_per to action")
         low, high = options.noise_logvar_range
         if options.noise_method == "flow_noise" and not 0 < low <= high:
             raise UserError(

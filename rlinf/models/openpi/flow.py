@@ -12,6 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from rlinf.models.openpi.config import NoiseMethod
 
@@ -68,6 +69,17 @@ def logprob(x: Tensor, mean: Tensor, std: Tensor, *, squared_error: bool = False
     sigma, fixed = _positive(std)
     density = -torch.log(sigma) - 0.5 * math.log(2 * math.pi) - 0.5 * ((x - mean) / sigma) ** 2
     return torch.where(fixed, torch.zeros_like(density), density)
+
+
+def logprob_together(x: Tensor, mean: Tensor, std: Tensor, count: int) -> Tensor:
+    """Log-density of the one draw that the first `count` actions of x [B, H, D] share, a part of it at each of them.
+
+    The draw is read from the mean of x - μ over these actions, so that only a change of the mean of their μ changes it.
+    Its parts add up to the log-density of a single action; later actions have 0.
+    """
+    gap = (x - mean)[:, :count].mean(1, keepdim=True)
+    density = logprob(gap, torch.zeros_like(gap), std[:, :1])
+    return F.pad((density / count).expand(-1, count, -1), (0, 0, 0, x.shape[1] - count))
 
 
 def entropy(std: Tensor) -> Tensor:

@@ -137,7 +137,8 @@ class Policy(PretrainedPolicy):
             given["index"] = noise.integers(sampler.num_choices(ignore_last=self.cfg.openpi.ignore_last))
         given["start"] = (noise if train else noise.on_host()).normal(shape)
         if train:
-            given["draws"] = noise.normal((sampler.num_steps if sampler.joint else 1, *shape))  # [B, N or 1, H, D]
+            draws = shape if sampler.together is None else (1, self.arch.action_dim)
+            given["draws"] = noise.normal((sampler.num_steps if sampler.joint else 1, *draws))  # [B, N or 1, H or 1, D]
             given["table"] = torch.stack(tuple(sampler.weights(inputs.images.device)))  # [4, N]; noise levels change
         raw_state = None  # before the call below, as the host waits for such a copy
         if self.relative_actions:
@@ -333,6 +334,7 @@ class Policy(PretrainedPolicy):
             noise_level=self.noise_level,
             joint=options.joint_logprob,
             squared_error=options.safe_get_logprob,
+            together=self.cfg.num_action_chunks if options.noise_per == "chunk" else None,
             noise_head=self.noise_head,
         )
 

@@ -58,6 +58,7 @@ class Sampler:
     noise_level: float = 0.5
     joint: bool = False  # every step is stochastic and scored, not one of them
     squared_error: bool = False  # score by -(x - mean)² instead of the log-density
+    together: int | None = None  # how many actions get one draw of noise, and are scored together; None: each its own
     noise_head: NoiseHead | None = None  # the standard deviation of flow_noise
     table: flow.Weights | None = None  # where given, instead of the one of method, num_steps and noise_level
 
@@ -100,7 +101,7 @@ class Sampler:
     def sample(
         self, prefix: Prefix, state: Tensor | None, noise: Tensor, draw: Callable[[int], Tensor], index: Tensor | None
     ) -> Chain:
-        """A random path: step `index` i64 [B] is stochastic with draw(i) [B, H, D], the others follow the ODE.
+        """A random path: step `index` i64 [B] is stochastic with draw(i) [B, H or 1, D], the others follow the ODE.
 
         With `joint`, every step is stochastic and `index` is not read.
         """
@@ -186,6 +187,8 @@ class Sampler:
         return flow.step_weights(self.method, self.num_steps, self.noise_level, device)
 
     def _logprob(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        if self.together is not None:
+            return flow.logprob_together(x, mean, std, self.together)
         return flow.logprob(x, mean, std, squared_error=self.squared_error)
 
     def _noise_logprob(self, noise: Tensor) -> Tensor:
