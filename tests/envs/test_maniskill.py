@@ -447,6 +447,10 @@ def test_what_is_missing_is_named_with_the_line_that_fetches_it(
     monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
     with pytest.raises(SetupError, match=r"wx250s.urdf is missing"):
         Scene(Options())
+    shutil.copytree(maniskill_path / "data", tmp_path / "data")
+    next((tmp_path / "data").rglob("wx250s.srdf")).unlink()
+    with pytest.raises(SetupError, match=r"wx250s.srdf is missing"):
+        Scene(Options())
 
 
 def test_only_what_a_run_needs_must_be_there(assets: Assets, tmp_path: Path) -> None:

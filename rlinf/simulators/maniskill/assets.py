@@ -70,9 +70,14 @@ class Assets:
 
     def check(self, variants: Sequence[Variant]) -> None:
         """Raise SetupError where a file is missing that these variants need."""
-        for path in self.files(variants):
+        for path in (*self.files(variants), self.pairs_that_pass):
             if not path.is_file():
                 raise SetupError(f"{path} is missing; {INSTALL}")
+
+    @property
+    def pairs_that_pass(self) -> Path:
+        """The pairs of links that do not collide; SAPIEN loads a robot without them too, whose fingers then push apart."""
+        return self.urdf.with_suffix(".srdf")
 
     def files(self, variants: Sequence[Variant]) -> Iterable[Path]:
         """Every file that these variants are made of, whether it is there or not."""
