@@ -1,13 +1,13 @@
 """What makes reinforcement learning work: trainings of one recipe from one policy that differ in one setting each.
 
-    python benchmarks/study.py [--folder logs/study] [--steps 24] [--only AXIS | --so-far] [--results results]
+    python benchmarks/study.py [--folder logs/study] [--steps 24] [--only AXIS | --so-far] [--add] [--results results]
 
 Demonstrations and a weak policy are made once; every training plays the same number of episodes from there, and the
 policy it leaves is evaluated without noise on the same held-out trials. Axes that change imitation make a policy of
 their own first, which stops where the recipe's share of training layouts succeeds, as the shared one does. Trainings
 that are complete in the folder are not repeated, so that a study can be stopped and gone on with; `--so-far` shows
-those and makes no other. The table goes to standard output and to RESULTS/studies/NAME.json, which docs/results.md
-shows (`make docs`).
+those and makes no other, and `--add` puts lines made later into the file that is there. The table goes to standard
+output and to RESULTS/studies/NAME.json, which docs/results.md shows (`make docs`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.stats import Rate
 from rlinf.results.result import Result, read_result, results_of_run
-from rlinf.results.study import Study, Trial, write_study
+from rlinf.results.study import Study, Trial, read_studies, write_study
 
 RECIPE = "quickstart"
 NAME = "quickstart"
@@ -33,6 +33,7 @@ NOTE = (
     "The recipe's own settings are trained three times, with other seeds, to show how far lines differ by chance."
 )
 SUCCESS = "env/success_once"
+NOISE_FOR = "one draw of noise for all actions of a chunk"
 FLOW = "actor.model.openpi."
 NO_CRITIC = ("actor.model.add_value_head=false", f"{FLOW}value_input=null")
 GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "env.train.auto_reset=false", *NO_CRITIC)
@@ -63,10 +64,7 @@ def lines() -> list[Line]:
     """The study: axis by axis."""
     made = [Line("the recipe")] + [Line("the recipe", (f"runner.seed={seed}",)) for seed in (1, 2)]
     made += [Line("noise level", (f"{FLOW}noise_level={level}",)) for level in (0.25, 0.5, 1.5)]
-    made += [
-        Line("what a draw of noise is for", (f"{FLOW}noise_per=chunk", f"{FLOW}noise_level={level}"))
-        for level in (0.5, 1.0)
-    ]
+    made += [Line(NOISE_FOR, (f"{FLOW}noise_per=chunk", f"{FLOW}noise_level={level}")) for level in (0.5, 1.0)]
     made += [Line("source of the noise", (f"{FLOW}noise_method=flow_noise",))]
     made += [Line("denoising steps", (f"actor.model.num_steps={steps}",)) for steps in (1, 4)]
     # A critic of another shape does not fit the shared policy's file.
@@ -154,13 +152,28 @@ def shown(trial: Trial) -> str:
     return f"{told}\n{ends}, {100 * trial.last:.1f} % with noise, {trial.steps} steps, {trial.seconds:.0f} s"
 
 
+def joined(made: list[Trial], results: Path) -> Study:
+    """The study in RESULTS with these trials beside or instead of its own, which began with the same policy."""
+    there = [study for study in read_studies(results) if study.name == NAME]
+    if not there:
+        sys.exit(f"--add: {results} holds no study {NAME}")
+    trials = (*there[0].trials, *made)
+    starts = {tuple(trial.before) for trial in trials if trial.axis in ("the recipe", "noise level", NOISE_FOR)}
+    if len(starts) > 1:
+        sys.exit(f"--add: these trainings began with another policy than those of {results}: {sorted(starts)}")
+    order = [(line.axis, list(line.settings)) for line in lines()]
+    named = {(trial.axis, *trial.settings): trial for trial in trials}
+    return replace(there[0], trials=tuple(sorted(named.values(), key=lambda t: order.index((t.axis, t.settings)))))
+
+
 def main() -> None:
     """Make what is missing of the study, and show it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("logs/study"), help="where the trainings are")
     parser.add_argument("--steps", type=int, default=24, help="training steps of a line with the recipe's environments")
-    parser.add_argument("--only", help="this axis alone; nothing is written to RESULTS")
+    parser.add_argument("--only", help="this axis alone; nothing is written to RESULTS without --add")
     parser.add_argument("--so-far", action="store_true", help="the trainings that are complete, and no other")
+    parser.add_argument("--add", action="store_true", help="keep the other lines of the file in RESULTS")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the rows")
     args = parser.parse_args()
     wanted = [line for line in lines() if args.only in (None, line.axis)]
@@ -175,7 +188,9 @@ def main() -> None:
         trial, result = train(line, args.folder.absolute(), args.steps)
         trials.append(trial)
         print(shown(trial), flush=True)
-    if args.only is None:
+    if args.add:
+        print(write_study(joined(trials, args.results), args.results))
+    elif args.only is None:
         device, commit = str(result.device.get("name", "CPU")), str(result.provenance.get("commit") or "")[:12]
         command = f"python benchmarks/study.py --steps {args.steps}"
         print(write_study(Study(NAME, RECIPE, NOTE, command, device, commit, tuple(trials)), args.results))
