@@ -76,7 +76,7 @@ class Assets:
 
     @property
     def pairs_that_pass(self) -> Path:
-        """The pairs of links that do not collide; SAPIEN loads a robot without them too, whose fingers then push apart."""
+        """Names the pairs of links that may overlap. SAPIEN loads a robot without it too, but then nothing is grasped."""
         return self.urdf.with_suffix(".srdf")
 
     def files(self, variants: Sequence[Variant]) -> Iterable[Path]:
