@@ -76,7 +76,7 @@ class Assets:
 
     @property
     def pairs_that_pass(self) -> Path:
-        """Names the pairs of links that may overlap. SAPIEN loads a robot without it too, but then nothing is grasped."""
+        """Names the pairs of links that may overlap; SAPIEN loads a robot without it too, which then grasps nothing."""
         return self.urdf.with_suffix(".srdf")
 
     def files(self, variants: Sequence[Variant]) -> Iterable[Path]:
