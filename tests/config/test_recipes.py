@@ -316,8 +316,8 @@ def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
 
 OTHER_COMPACT = (
     *("calvin_d_d_ppo_compact", "calvin_d_d_ppo_fixtures_compact", "calvin_d_chains_compact"),
-    *("calvin_d_d_ppo_later_compact", "maniskill_ppo_compact", "maniskill_ood", "metaworld_grpo_openvlaoft_compact"),
-    "metaworld_ppo_openvla_compact",
+    *("calvin_d_d_ppo_later_compact", "calvin_d_d_ppo_pushes_compact", "maniskill_ppo_compact", "maniskill_ood"),
+    *("metaworld_grpo_openvlaoft_compact", "metaworld_ppo_openvla_compact"),
 )
 
 
@@ -357,6 +357,7 @@ def run_wrapper(folder: Path, script: str, *args: str, **env: str) -> subprocess
             '#!/bin/sh\nfor a in "$@"; do echo "arg: $a"; done\necho "platform: $ROBOT_PLATFORM"\nexit 3\n'
         )
         binary.chmod(0o755)
+    env |= {"VIRTUAL_ENV": str(folder / ".venv")}  # the tests may run in an active environment, which has an rlinf too
     return subprocess.run(
         ["bash", str(scripts / script), *args], env=os.environ | env, capture_output=True, text=True, check=False
     )

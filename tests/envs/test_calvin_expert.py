@@ -14,6 +14,7 @@ from rlinf.simulators.calvin import Expert, Options, Scene
 from rlinf.simulators.calvin.expert import PLANS
 from rlinf.simulators.calvin.starts import CHAIN_SLOT, TCP_POSE, ids_of, start_of
 from rlinf.simulators.calvin.tasks import TASKS
+from rlinf.simulators.calvin.touch import POINTS
 
 pytestmark = pytest.mark.usefixtures("calvin_path")
 
@@ -176,5 +177,59 @@ def test_an_episode_begins_where_the_expert_solved_another_task() -> None:
         assert scene.chain.complete
         scene.reset(led)
         assert np.array_equal(scene.world.robot_obs(), arm)
+    finally:
+        scene.close()
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        *("open_drawer", "close_drawer", "move_slider_right", "turn_on_lightbulb", "turn_off_lightbulb", "turn_on_led"),
+        *("push_pink_block_left", "rotate_red_block_right", "lift_blue_block_drawer", "place_in_drawer"),
+    ],
+)
+def test_the_shaped_reward_grows_while_the_expert_plays(task: str) -> None:
+    """What is paid adds up to the way that was left: nothing is lost or paid twice, and the physics stay the same."""
+    plain, shaped = (
+        Scene(Options(protocol="official", renderer="tiny", shaped_reward=weight)) for weight in (0.0, 0.5)
+    )
+    try:
+        for one in (plain, shaped):
+            one.reset(task_id(task, 3))
+        expert, near, paid = Expert(plain.options), [shaped._near], 0.0
+        while not plain.chain.over:
+            action = expert.act(plain)
+            (event, *ended), (reward, *same) = plain.step(action), shaped.step(action)
+            assert ended == same
+            paid += reward - event
+            near.append(shaped._near)
+        assert plain.chain.complete
+        assert np.array_equal(plain.world.scene_obs(), shaped.world.scene_obs())
+        assert paid == pytest.approx(0.5 * (1 - near[0]))
+        assert shaped.step(action)[0] == 0.0  # the chain is over
+        way = np.array(near[:-1])
+        assert np.diff(way).min() > -0.06  # nearly every step brings it nearer
+        if task in POINTS:
+            assert 0.0 < way[0] < 0.2 < 0.4 < way[-1] < 1.0
+        else:
+            assert way.tolist() == [0.0] * len(way)
+    finally:
+        plain.close()
+        shaped.close()
+
+
+def test_a_solved_task_begins_the_way_to_the_next() -> None:
+    scene = Scene(Options(protocol="official", renderer="tiny", shaped_reward=1.0))
+    try:
+        scene.reset(chain_id(0))
+        assert {scene.chain.tasks[0], scene.chain.tasks[1]} <= POINTS.keys()
+        expert, rewards, near = Expert(scene.options), [], scene._near
+        while scene.chain.solved < 1:
+            rewards.append(scene.step(expert.act(scene))[0])
+        assert sum(rewards) == pytest.approx(1 + 1 - near)
+        near = scene._near
+        assert 0 < near < 0.5  # of the next task, from where the hand now is
+        rewards = [scene.step(expert.act(scene))[0] for _ in range(5)]
+        assert sum(rewards) == pytest.approx(scene._near - near)
     finally:
         scene.close()

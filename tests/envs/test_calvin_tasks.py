@@ -14,8 +14,10 @@ from rlinf.config.load import load_config
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.spec import env_options, env_spec, ids_of_task
 from rlinf.errors import UserError
-from rlinf.simulators.calvin import symbolic
+from rlinf.simulators import calvin
+from rlinf.simulators.calvin import Options, symbolic
 from rlinf.simulators.calvin.chain import Chain
+from rlinf.simulators.calvin.nearness import done
 from rlinf.simulators.calvin.starts import (
     CHAIN_SLOT,
     GEOMETRY,
@@ -28,7 +30,7 @@ from rlinf.simulators.calvin.starts import (
     task_states,
 )
 from rlinf.simulators.calvin.symbolic import after, category, evaluation_sequences, initial_states, random_chain
-from rlinf.simulators.calvin.tasks import COLOURS, JUDGES, TASKS, rotation_between
+from rlinf.simulators.calvin.tasks import COLOURS, JUDGES, TASKS, Block, Facts, rotation_between
 from rlinf.simulators.contract import DEMO_LAYOUTS
 from tools.make_calvin_sequences import chains_per_state, draw_chains, shuffled
 
@@ -278,6 +280,39 @@ def test_the_compat_switch_reaches_the_simulator() -> None:
         "calvin_d_d_ppo_compact", ["compat=rlinf-0.4", "env.train.init_params.compat=false"], devices=[0]
     )
     assert not env_options(told.env.train).compat
+
+
+def facts(*, x: float = 0.0, z: float = 0.46, yaw: float = 0.0, drawer: float = 0.0, lever: float = 0.0) -> Facts:
+    """A red block at a place, the drawer so far open, the lightbulb's lever so far up; nothing else."""
+    still, turned = np.zeros(3), np.array([0, 0, np.sin(yaw / 2), np.cos(yaw / 2)])
+    block = Block(1, np.array([x, 0, z]), turned, still, still, frozenset())
+    return Facts({"red": block}, 0, frozenset(), {}, {"drawer": drawer}, {}, {"lightbulb": lever})
+
+
+@pytest.mark.parametrize(
+    ("task", "now", "share"),
+    [
+        ("open_drawer", {"drawer": 0.03}, 0.25),
+        ("close_drawer", {"drawer": 0.03}, -0.25),
+        ("push_red_block_right", {"x": 0.05}, 0.5),
+        ("push_red_block_left", {"x": 0.05}, -0.5),
+        ("lift_red_block_table", {"z": 0.47}, 0.2),
+        ("rotate_red_block_left", {"yaw": np.pi / 6}, 0.5),
+        ("turn_on_lightbulb", {"lever": 0.75}, 0.75),
+    ],
+)
+def test_the_share_of_a_task_that_is_done_ends_at_the_judges_threshold(task: str, now: dict, share: float) -> None:
+    assert done(task, facts(), facts(**now)) == pytest.approx(share)
+
+
+def test_a_lever_that_is_up_has_its_way_down_to_go() -> None:
+    up = facts(lever=2.0)
+    assert [done("turn_off_lightbulb", up, facts(lever=x)) for x in (2.0, 1.5, 1.0)] == [0.0, 0.5, 1.0]
+
+
+def test_what_training_is_paid_for_is_no_part_of_the_protocol(calvin_path: Path) -> None:
+    plain, shaped = (calvin.protocol(Options(shaped_reward=weight)) for weight in (0.0, 1.0))
+    assert plain == shaped
 
 
 def test_rotation_between_orientations() -> None:

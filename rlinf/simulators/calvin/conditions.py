@@ -12,9 +12,12 @@ from rlinf.simulators.opengl import egl_works
 
 
 def protocol(options: Options) -> dict[str, Any]:
-    """Versions, a digest of the files that are read, and what the options stand for."""
+    """Versions, a digest of the files that are read, and what the options stand for.
+
+    What training alone is paid for, shaped_reward, is no part of it.
+    """
     folder = find_folder(options.data_path)
-    other_names = dict.fromkeys(("camera_heights", "camera_widths", "whole_chunks"))
+    left_out = dict.fromkeys(("camera_heights", "camera_widths", "whole_chunks", "shaped_reward"))
     resolved = {
         "image_size": options.size,
         "wrist_image_size": options.wrist_size,
@@ -25,7 +28,7 @@ def protocol(options: Options) -> dict[str, Any]:
         "expert_first": options.expert_first or None,
         "assets": files_digest(folder, needed_files(folder, options.scenes)),
     }
-    return other_names | resolved | versions_of("pybullet")
+    return left_out | resolved | versions_of("pybullet")
 
 
 def choose_renderer(wanted: Literal["auto", "tiny", "egl"]) -> Literal["tiny", "egl"]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlinf.simulators.calvin import touch
 from rlinf.simulators.calvin.expert_moves import CLOSED, CRUISE_Z, HALF_WIDTH, OPEN, TABLE_Z, Hand, Moves, free_spot
 from rlinf.simulators.calvin.suite import Options
 from rlinf.simulators.calvin.tasks import COLOURS
@@ -72,38 +73,36 @@ def wall_lean(x: float) -> float:
 
 def press_button(hand: Hand) -> Moves:
     """Press the button with closed fingers, and leave it."""
-    low, high = hand.world.link_box("button_link")
-    x, y = (low + high)[:2] / 2
-    yield from hand.go([x, y, high[2] + 0.06], CLOSED, near=0.02)
-    yield from hand.go([x, y, low[2]], CLOSED, limit=12)
-    yield from hand.go([x, y, high[2] + 0.06], CLOSED)
+    x, y, top = touch.on_button(hand)
+    bottom = hand.world.link_box("button_link")[0][2]
+    yield from hand.go([x, y, top + 0.06], CLOSED, near=0.02)
+    yield from hand.go([x, y, bottom], CLOSED, limit=12)
+    yield from hand.go([x, y, top + 0.06], CLOSED)
 
 
 def open_drawer(hand: Hand) -> Moves:
     """Hook closed fingers behind the handle and pull."""
-    low, high = hand.world.link_box("drawer_link")
-    x, y = (low[0] + high[0]) / 2, low[1] + 0.055
+    x, y, z = touch.behind_drawer_handle(hand)
     yield from hand.go([x, y, 0.50], CLOSED, near=0.02)
-    yield from hand.go([x, y, 0.37], CLOSED)
-    yield from hand.go([x, y - 0.25, 0.37], CLOSED, speed=0.7)
+    yield from hand.go([x, y, z], CLOSED)
+    yield from hand.go([x, y - 0.25, z], CLOSED, speed=0.7)
 
 
 def close_drawer(hand: Hand) -> Moves:
     """Push the handle."""
-    low, high = hand.world.link_box("drawer_link")
-    x, y = (low[0] + high[0]) / 2, low[1] - 0.055
+    x, y, z = touch.before_drawer_handle(hand)
     yield from hand.go([x, y, 0.46], CLOSED, near=0.02)
-    yield from hand.go([x, y, 0.36], CLOSED, near=0.02)
-    yield from hand.go([x, y + 0.28, 0.36], CLOSED, speed=0.7)
+    yield from hand.go([x, y, z], CLOSED, near=0.02)
+    yield from hand.go([x, y + 0.28, z], CLOSED, speed=0.7)
 
 
 def slide_door(hand: Hand, *, side: int, until: Callable[[], bool] = lambda: False) -> Moves:
     """Push the door's handle sideways; `side` 1 is right."""
-    x = hand.middle("slide_link")[0] - side * 0.08
+    x, y, z = touch.beside_door_handle(hand, side=side)
     lean = float(np.interp(x, (0.15, 0.30), (0.0, 0.6)))  # far to the right an upright gripper is out of reach
     yield from hand.go([x, -0.08, 0.58], CLOSED, lean=lean, near=0.02)
-    yield from hand.go([x, -0.015, 0.55], CLOSED, lean=lean, near=0.015)
-    yield from hand.go([x + side * 0.33, -0.015, 0.55], CLOSED, lean=lean, speed=0.7, until=until)
+    yield from hand.go([x, y, z], CLOSED, lean=lean, near=0.015)
+    yield from hand.go([x + side * 0.33, y, z], CLOSED, lean=lean, speed=0.7, until=until)
 
 
 def slide_on(hand: Hand, *, side: int) -> Moves:
@@ -132,23 +131,21 @@ def clear_of_door(hand: Hand, x: float) -> Moves:
 
 def switch_on(hand: Hand) -> Moves:
     """Lift the lever from below."""
-    low, high = hand.world.link_box("switch_link")
-    x, y, z = (low[0] + high[0]) / 2, low[1] + 0.02, high[2] - 0.03
+    x, y, z = touch.under_lever(hand)
     go = partial(hand.go, grip=CLOSED, lean=wall_lean(x))
-    yield from go([x, y - 0.10, z + 0.02], near=0.03)
-    yield from go([x, y - 0.06, z - 0.035], near=0.02)
-    yield from go([x, y + 0.02, z - 0.035], speed=0.5, limit=20)
-    yield from go([x, y + 0.09, z + 0.10], speed=0.5)
+    yield from go([x, y - 0.04, z + 0.055], near=0.03)
+    yield from go([x, y, z], near=0.02)
+    yield from go([x, y + 0.08, z], speed=0.5, limit=20)
+    yield from go([x, y + 0.15, z + 0.135], speed=0.5)
 
 
 def switch_off(hand: Hand) -> Moves:
     """Press the lever down from above."""
-    low, high = hand.world.link_box("switch_link")
-    x, y, z = (low[0] + high[0]) / 2, low[1] + 0.035, high[2]
+    x, y, z = touch.over_lever(hand)
     go = partial(hand.go, grip=CLOSED, lean=wall_lean(x))
-    yield from go([x, y - 0.06, z + 0.05], near=0.03)
-    yield from go([x, y, z + 0.03], near=0.015)
-    yield from go([x, y - 0.035, z - 0.09], speed=0.5)
+    yield from go([x, y - 0.06, z + 0.02], near=0.03)
+    yield from go([x, y, z], near=0.015)
+    yield from go([x, y - 0.035, z - 0.12], speed=0.5)
 
 
 def grasp(hand: Hand, colour: str, *, above: float = 0.0) -> Moves:
@@ -188,18 +185,18 @@ def take(hand: Hand, colour: str) -> Moves:
 
 def push(hand: Hand, colour: str, *, side: int) -> Moves:
     """Closed fingers push the block along x and stop early: it slides on, touched by nothing. `side` 1 is right."""
-    x, y, _ = hand.block(colour)
+    x = hand.block(colour)[0]
+    beside, y, z = touch.beside_block(hand, colour=colour, side=side)
 
     def slides_home() -> bool:
         speed = side * hand.world.facts().blocks[colour].linear_velocity[0]
         left_to_go = PUSH_DISTANCE - side * (hand.block(colour)[0] - x)
         return bool(left_to_go < max(speed, 0.0) ** 2 / (2 * SLIDING))
 
-    beside = x - side * (hand.half_extent(colour)[0] + 0.05)
     yield from hand.go([beside, y, 0.54], CLOSED, near=0.02)
-    yield from hand.go([beside, y, 0.455], CLOSED, near=0.02)
+    yield from hand.go([beside, y, z], CLOSED, near=0.02)
     for _ in range(4):
-        yield from hand.go([x + side * 0.14, y, 0.455], CLOSED, speed=0.5, until=slides_home)
+        yield from hand.go([x + side * 0.14, y, z], CLOSED, speed=0.5, until=slides_home)
         yield from hand.go(np.subtract(hand.position, (side * 0.04, 0, 0)), CLOSED, near=0.02, limit=6)
 
 

@@ -10,9 +10,11 @@ import numpy as np
 from rlinf.simulators.calvin.assets import check_folder, find_folder, read_annotations
 from rlinf.simulators.calvin.chain import Chain
 from rlinf.simulators.calvin.expert import Expert
+from rlinf.simulators.calvin.expert_moves import Hand
+from rlinf.simulators.calvin.nearness import nearness
 from rlinf.simulators.calvin.starts import start_of
 from rlinf.simulators.calvin.suite import Options
-from rlinf.simulators.calvin.tasks import TASKS, solved
+from rlinf.simulators.calvin.tasks import TASKS, Facts, solved
 from rlinf.simulators.contract import AbsentError, Array, ReplayScene, SceneObservation
 
 EXPERT_STEPS = 300  # control steps at most for the task before an episode; drawer, slider and lamps take 12 to 40
@@ -45,6 +47,7 @@ class Scene(ReplayScene):
         from rlinf.simulators.calvin.world import World
 
         self.world = World(folder, options)
+        self._hand = Hand(self.world)
 
     def start(self, reset_id: int) -> None:
         """Build the world of the id, let a seeded one come to rest, and begin its chain."""
@@ -64,7 +67,12 @@ class Scene(ReplayScene):
     def _begin(self, tasks: tuple[str, ...], step_limit: int) -> None:
         """Begin these tasks with the world as it is now."""
         self.chain = Chain(tasks, step_limit=step_limit)
-        self._before = self.world.facts()
+        self._begin_task(self.world.facts())
+
+    def _begin_task(self, facts: Facts) -> None:
+        """From these facts on the chain's current task is judged."""
+        self._before = facts
+        self._near = self._nearness(facts)
 
     def _let_expert_play(self, task: str) -> None:
         """Play a task as the scripted expert does, up to the step that solves it."""
@@ -83,9 +91,9 @@ class Scene(ReplayScene):
         return sentences[int(np.random.default_rng([self.reset_id, self.chain.position]).integers(len(sentences)))]
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
-        """A reward of 1 each time a task of the chain is solved, success once all are."""
+        """A reward of 1 each time a task of the chain is solved, success once all are; shaped_reward pays the way."""
         self.world.step(action)
-        reward = 0.0 if self.chain.over else float(self._judge())
+        reward = 0.0 if self.chain.over else self._judge()
         return reward, self.chain.complete, self.chain.failed
 
     def info(self) -> dict[str, float]:
@@ -119,11 +127,20 @@ class Scene(ReplayScene):
         """Free the world."""
         self.world.close()
 
-    def _judge(self) -> bool:
-        """Whether this step solved the current task; if so, the next one is judged from this moment on."""
-        now = self.world.facts()
+    def _judge(self) -> float:
+        """The reward of this step. Where it solved the current task, the next one is judged from this moment on."""
+        now, near = self.world.facts(), self._near
         happened = solved(self.chain.task, self._before, now)
-        if happened:
-            self._before = now
         self.chain.count_step(happened)
-        return happened
+        if happened:
+            self._begin_task(now)
+        else:
+            self._near = self._nearness(now)
+        way = 1.0 if happened else self._near
+        return float(happened) + self.options.shaped_reward * (way - near)
+
+    def _nearness(self, now: Facts) -> float:
+        """How near the current task is to being solved, 0 to 1; 0 where nothing is paid for that."""
+        if not self.options.shaped_reward:
+            return 0.0
+        return nearness(self.chain.task, self._hand, self._before, now)

@@ -32,6 +32,8 @@ class Options:
     expert_first: Annotated[float, Within(0, 1)] = 0.0
     """Share of the episodes of `tasks`, demonstrations too, that begin where the expert has just solved another of
     them: as a later task of a chain does, not with the arm at rest."""
+    shaped_reward: Annotated[float, Within(0.0, 100.0)] = 0.0
+    """Weight of the way to a task's solution beside success: the hand's to what it moves, and how far that moved."""
     task_scenes: str = "d"
     """Letters of the scenes in which tasks named by task_suite_name are played: d, abc, abcd."""
     protocol: Literal["rl", "official"] = "rl"

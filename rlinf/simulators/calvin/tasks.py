@@ -52,6 +52,7 @@ class Facts:
     table_links: Mapping[str, Contact]  # base_link, plank_link (cabinet floor), drawer_link, ...
     doors: Mapping[str, float]  # joint positions: slide, drawer
     lights: Mapping[str, int]  # lightbulb, led: 0 or 1
+    levers: Mapping[str, float]  # by light, where its lever or button is: 0 at rest, 1 where the light changes
 
     def block_named(self, body: int) -> Block | None:
         """The block with this body, if it is one."""

@@ -39,6 +39,7 @@ STATIC_VIEW = (
 )
 JOINTS = {"slide": "base__slide", "drawer": "base__drawer", "button": "base__button", "switch": "base__switch"}
 LIGHTS = {"lightbulb": ("light_link", (1, 1, 0, 1)), "led": ("led_link", (0, 1, 0, 1))}  # link, colour when on
+LEVERS = {"lightbulb": "switch", "led": "button"}  # the joint that turns it on and off
 OFF_COLOUR = (1, 1, 1, 1)
 EGL_LOADS = 50  # worlds per EGL context: the plugin leaks some megabytes with each
 EGL_WASTE = 2  # frames: the first of an EGL context have no shadows
@@ -157,6 +158,7 @@ class World:
             table_links={name: (self.table, link) for name, link in self.links.items()},
             doors={name: self.joint(name) for name in ("slide", "drawer")},
             lights=dict(self.lights),
+            levers={light: self.joint(name) / self._half[name] for light, name in LEVERS.items()},
         )
 
     def static_image(self) -> Array:
