@@ -191,7 +191,7 @@ class OptimConfig:
     total_training_steps: ZeroOrMore = 0
     """Length of the schedule in training steps; 0 takes the run's own length."""
     lr_warmup_steps: Annotated[int, Within(-1)] = 0
-    """Training steps of linear warm-up; -1 for none."""
+    """Training steps of linear warm-up, counted from the first one, also while the critic learns alone; -1 for none."""
     min_lr_rate: Share = 0.0
     """cosine: the rates never fall below this share of their full value."""
     num_cycles: Annotated[float, Within(0, 1000)] = 0.5

@@ -39,7 +39,8 @@ def beside_door_handle(hand: Hand, *, side: int) -> Array:
 def under_lever(hand: Hand) -> Array:
     """Under the lever of the lightbulb, from where it is lifted."""
     low, high = hand.world.link_box("switch_link")
-    return np.array([(low[0] + high[0]) / 2, low[1] + 0.02 - 0.06, high[2] - 0.03 - 0.035])
+    x, y, z = (low[0] + high[0]) / 2, low[1] + 0.02, high[2] - 0.03  # of the lever's end
+    return np.array([x, y - 0.06, z - 0.035])
 
 
 def over_lever(hand: Hand) -> Array:
