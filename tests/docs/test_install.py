@@ -188,8 +188,8 @@ def test_a_dry_run_touches_nothing(machine: Machine, env: str) -> None:
     ("minor", "env", "says"),
     [
         (11, "calvin", ""),
-        (12, "calvin", "Python 3.12.0: Bullet's wheels end at Python 3.11, so CALVIN cannot be simulated here"),
-        (13, "calvin", "Python 3.13.0: Bullet's wheels end at Python 3.11, so CALVIN cannot be simulated here"),
+        (12, "calvin", "Python 3.12.0: Bullet's wheels end at Python 3.11, so it is left out; PYTHON=python3.11"),
+        (13, "calvin", "Python 3.13.0: Bullet's wheels end at Python 3.11, so it is left out; PYTHON=python3.11"),
         (12, "maniskill", ""),
         (13, "maniskill", "Python 3.13.0: ManiSkill's own package ends at Python 3.12"),
         (12, "robotwin", ""),
