@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from rlinf.results.protocol import differences
 from rlinf.results.result import Result, read_result, results_of_run
 from rlinf.storage.run_folder import RunRecord, read_record
 
-SUCCESS = "success"
+SUCCESS, ONCE = "success", "success_once"  # in a row, and as training logs it
 _ABSOLUTE = re.compile(r"(?<![\w./~-])/[^\s'\",\]]+")  # a path from the root, within a command
 
 
@@ -51,6 +52,15 @@ class _Run:
     @property
     def starts(self) -> list[dict[str, Any]]:
         return [start for record in self.records for start in record.starts]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is learnt and how; a setting that a continuation changed tells both values, and from which step."""
+        told = dict(self.records[0].settings)
+        for earlier, folder, record in zip(self.records, self.folders[1:], self.records[1:], strict=False):
+            for change in differences(earlier.settings, record.settings):
+                told[change.key] = f"{told.get(change.key)}, from step {min(_steps(folder), default=0)} {change.second}"
+        return told
 
     def own_result(self, *, trained: bool) -> Result | None:
         """The evaluation that the run itself made before its first step, or after its last; None without one."""
@@ -114,12 +124,28 @@ def _read_run(folders: Sequence[Path]) -> _Run:
         record = read_record(folder)
         if record is None or record.kind != "train":
             raise UserError(f"{folder} is no folder of a training run: it has no run.json of one")
-        if records and (found := differences(records[0].settings, record.settings)):
-            raise UserError(f"{folders[0]} and {folder} are not of one training run: {listed(found)}")
+        found = differences(records[-1].settings, record.settings) if records else []
+        if found and not _resumes(record, folders[len(records) - 1]):
+            raise UserError(
+                f"{folders[len(records) - 1]} and {folder} are not of one training run: {listed(found)}; settings may "
+                "change only where runner.resume_dir named a checkpoint of the folder before"
+            )
         if records and 1 in _steps(folder):
             raise UserError(f"{folder} begins at step 1, so it does not continue {folders[0]}: it is a row of its own")
         records.append(record)
     return _Run(tuple(folders), tuple(records))
+
+
+def _resumes(record: RunRecord, folder: Path) -> bool:
+    """Whether a run was started from a checkpoint in this folder."""
+    key = "runner.resume_dir="
+    places = [
+        Path(start.get("folder", "."), argument.removeprefix(key))
+        for start in record.starts
+        for argument in shlex.split(start.get("command", ""))
+        if argument.startswith(key)
+    ]
+    return any(place.resolve().is_relative_to(folder.resolve()) for place in places)
 
 
 def _seed(run: _Run) -> int:
@@ -183,8 +209,9 @@ def _trained(run: _Run, before: Result | None, after: Result | None, commands: S
     if not rows:
         raise UserError(f"{run.folders[-1]} holds no metrics.jsonl with a training step")
     result, record = after or before, run.records[-1]
-    shown = f"env/{(result and _own_mean(result)) or 'success_once'}"
-    points = [(step, row[shown]) for step, row in sorted(rows.items()) if row.get(shown) is not None]
+    own = None if result is None else _own_mean(result)
+    points = _points(rows, own or ONCE)
+    falls_back = own is not None and not points  # single tasks know no avg_len
     return TrainedSeed(
         seed=_seed(run),
         run=record.id,
@@ -193,11 +220,18 @@ def _trained(run: _Run, before: Result | None, after: Result | None, commands: S
         device=_device_name(run.starts[-1], result),
         commit=_short_commit(run.starts[-1].get("commit")),
         commands=list(dict.fromkeys([*commands, *map(_command, run.starts)])),
-        settings=dict(record.settings),
-        curve=[[step, value] for step, value in thinned(points, MAX_POINTS)],
+        settings=run.settings,
+        curve=[[step, value] for step, value in thinned(_points(rows, ONCE) if falls_back else points, MAX_POINTS)],
         before=None if before is None else measured_of(before),
         after=None if after is None else measured_of(after),
+        curve_number=SUCCESS if falls_back else None,
     )
+
+
+def _points(rows: Mapping[int, Mapping[str, Any]], metric: str) -> list[tuple[int, float]]:
+    """Training step and the mean of a metric over its episodes, where it was logged."""
+    shown = f"env/{metric}"
+    return [(step, row[shown]) for step, row in sorted(rows.items()) if row.get(shown) is not None]
 
 
 def measured_of(result: Result) -> Measured:

@@ -29,7 +29,9 @@ def draw_curve(headline: Headline) -> str:
     measured = [m for run in headline.seeds for m in (run.before, run.after) if m is not None]
     is_share = all(m.number == "success" for m in measured)
     last = max(run.steps for run in headline.seeds)
-    top = 1.0 if is_share else _ceiling([*(m.high for m in measured), *(v for r in headline.seeds for _, v in r.curve)])
+    curves = [value for run in headline.seeds if run.curve_number is None for _, value in run.curve]
+    top = 1.0 if is_share else _ceiling([*(m.high for m in measured), *curves])
+    has_shares = not is_share and any(run.curve_number == "success" for run in headline.seeds)
     what = "success" if is_share else measured[0].number
     light, dark = ("".join(f"--c{i}: {pair[k]}; " for i, pair in enumerate(COLOURS)) for k in (0, 1))
     parts = [
@@ -38,7 +40,7 @@ def draw_curve(headline: Headline) -> str:
         _STYLE % (light, dark),
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',
         f'<text class="title" x="{LEFT}" y="18">{escape(f"{headline.name}: {what}, {headline.suite}")}</text>',
-        *_axes(last, top, is_share=is_share),
+        *_axes(last, top, is_share=is_share, has_shares=has_shares),
     ]
     x = LEFT
     for index, run in enumerate(headline.seeds):
@@ -50,12 +52,14 @@ def draw_curve(headline: Headline) -> str:
         ]
         parts.append(f'<text x="{x + 19}" y="35">{label}</text>')
         x += 80
-    told = "line: training episodes, dots: evaluations" if any(run.curve for run in headline.seeds) else "evaluations"
+    lines = "line: success of training episodes, right" if has_shares else "line: training episodes"
+    told = f"{lines}, dots: evaluations" if any(run.curve for run in headline.seeds) else "evaluations"
     parts.append(f'<text x="{x}" y="35">{told}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _axes(last: int, top: float, *, is_share: bool) -> list[str]:
+def _axes(last: int, top: float, *, is_share: bool, has_shares: bool) -> list[str]:
+    """Lines and numbers; `has_shares` adds a scale in per cent at the right."""
     parts = []
     for quarter in range(5):
         value = top * quarter / 4
@@ -63,6 +67,8 @@ def _axes(last: int, top: float, *, is_share: bool) -> list[str]:
         text = f"{100 * value:.0f} %" if is_share else f"{value:g}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 14}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        if has_shares:
+            parts.append(f'<text x="{WIDTH - 2}" y="{y - 4:.1f}" text-anchor="end">{25 * quarter} %</text>')
     for quarter in range(5):
         step = round(last * quarter / 4)
         parts.append(f'<text x="{_x(step, last):.1f}" y="{BOTTOM + 16}" text-anchor="middle">{step}</text>')
@@ -70,7 +76,8 @@ def _axes(last: int, top: float, *, is_share: bool) -> list[str]:
 
 
 def _seed(run: TrainedSeed, last: int, top: float, colour: str, shift: float) -> list[str]:
-    line = " ".join(f"{_x(step, last):.1f},{_y(value, top):.1f}" for step, value in run.curve)
+    scale = 1.0 if run.curve_number == "success" else top
+    line = " ".join(f"{_x(step, last):.1f},{_y(value, scale):.1f}" for step, value in run.curve)
     parts = [f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.6"/>'] if run.curve else []
     ends = [(run.before, 0), (run.after, run.steps)]  # an evaluation may not know its step
     dots = [(m, _x(m.step or step, last)) for m, step in ends if m is not None]

@@ -66,9 +66,10 @@ class TrainedSeed:
     commit: str
     commands: list[str]  # what made the policy it began with, then every start; a run that was continued has several
     settings: dict[str, Any]  # what is learnt and how, dotted; paths and lengths are no part of it
-    curve: list[list[float]]  # training step and the mean of `number` over its episodes, at most MAX_POINTS
+    curve: list[list[float]]  # training step and the mean of `curve_number` over its episodes, at most MAX_POINTS
     before: Measured | None = None  # none only where the row is a failure
     after: Measured | None = None
+    curve_number: str | None = None  # success where training logs no other; None: the number of the evaluations
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 
 from rlinf.commands import results_page
 from rlinf.commands.record import add_record
+from rlinf.commands.results_curve import draw_curve
 from rlinf.errors import UserError
 from rlinf.metrics.stats import Rate
 from rlinf.results import headline
@@ -87,13 +88,18 @@ def result(folder: Path, run: str, step: int, successes: int, *, seed: int = 0, 
     return path
 
 
-def run(folder: Path, *, seed: int = 0, steps: range = range(1, 151), **settings: Any) -> Path:
-    """A finished training run with its metrics, and an evaluation before and after."""
+def run(
+    folder: Path, *, seed: int = 0, steps: range = range(1, 151), chains: bool = True, told: str = "", **settings: Any
+) -> Path:
+    """A finished training run with its metrics, and an evaluation before and after; `told` ends its command."""
     settings = {"runner.seed": seed, "env.train.env_type": "toy", "actor.optim.lr": 1e-4} | settings
     folder.mkdir(parents=True)
     name = f"run-{folder.name}"
-    write_record(folder, RunRecord(name, "train", "toy_ppo_compact", "hash", settings, "now", (START,)))
+    start = START | {"command": f"{START['command']}{told}"}
+    write_record(folder, RunRecord(name, "train", "toy_ppo_compact", "hash", settings, "now", (start,)))
     rows = [{"step": s, "env/success_once": s / 150, "env/avg_len": s / 50, "time/step": 2.0} for s in steps]
+    if not chains:
+        rows = [{name: value for name, value in row.items() if name != "env/avg_len"} for row in rows]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if steps.start == 1:
         result(folder, name, 0, 5, seed=seed)
@@ -139,6 +145,33 @@ def test_a_run_that_was_continued_elsewhere_is_one_curve(tmp_path: Path, rows: P
     other = run(tmp_path / "other", steps=range(61, 90), **{"actor.optim.lr": 1e-3})
     with pytest.raises(UserError, match=r"are not of one training run: actor.optim.lr: 0.0001 and 0.001"):
         add_record("toy2", [first, other], folder=rows)
+
+
+def test_a_setting_that_a_continuation_changed_is_told_with_both_values(tmp_path: Path, rows: Path) -> None:
+    for seed in (0, 1):
+        first = run(tmp_path / f"first{seed}", seed=seed, steps=range(1, 41))
+        told = f" runner.resume_dir={first}/toy_ppo_compact/checkpoints/global_step_30 actor.optim.lr=1e-5"
+        slower = run(tmp_path / f"slower{seed}", seed=seed, steps=range(31, 61), told=told, **{"actor.optim.lr": 1e-5})
+        add_record("toy", [first, slower], folder=rows)
+    row = headline.read_headline(rows / "toy.json")
+    assert [one.settings["actor.optim.lr"] for one in row.seeds] == ["0.0001, from step 31 1e-05"] * 2
+    assert [one.steps for one in row.seeds] == [60, 60]
+    assert row.seeds[0].commands[1].endswith("actor.optim.lr=1e-5")
+
+
+def test_training_that_does_not_log_the_number_shows_its_success(tmp_path: Path, rows: Path) -> None:
+    """As single tasks do, of which chains are made only in an evaluation."""
+    folder = run(tmp_path / "a", chains=False)
+    before, after = (result(tmp_path / name, name, 0, n, extra=True) for name, n in (("b", 5), ("c", 15)))
+    row = headline.read_headline(add_record("toy", [folder], before=before, after=after, folder=rows))
+    assert row.seeds[0].curve_number == "success"
+    assert row.seeds[0].curve[-1] == [150, pytest.approx((148 + 149 + 150) / 3 / 150, rel=1e-4)]
+    svg = ElementTree.fromstring(draw_curve(row))
+    (line,) = svg.iter("{http://www.w3.org/2000/svg}polyline")
+    assert line.attrib["points"].split()[-1].split(",")[1] == f"{262 - 216 * 149 / 150:.1f}"  # of the scale to 100 %
+    assert {"100 %", "line: success of training episodes, right, dots: evaluations"} <= {
+        text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")
+    }
 
 
 def test_what_a_benchmark_is_ranked_by_is_the_number(tmp_path: Path, rows: Path) -> None:
