@@ -317,7 +317,7 @@ def test_calvin_openvla_oft_recipe_equals_the_published_tree() -> None:
 OTHER_COMPACT = (
     *("calvin_d_d_ppo_compact", "calvin_d_d_ppo_fixtures_compact", "calvin_d_chains_compact"),
     *("calvin_d_d_ppo_later_compact", "calvin_d_d_ppo_pushes_compact", "calvin_d_d_ppo_fourteen_compact"),
-    *("maniskill_ppo_compact", "maniskill_ood"),
+    *("calvin_d_d_ppo_few_compact", "maniskill_ppo_compact", "maniskill_ppo_sixteen_compact", "maniskill_ood"),
     *("metaworld_grpo_openvlaoft_compact", "metaworld_ppo_openvla_compact"),
 )
 
