@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.recipes import default_config_dir, recipe_sentences
+from rlinf.config.schema import Config
 from rlinf.errors import UserError
 from rlinf.metrics.loggers import read_jsonl
 from rlinf.metrics.names import episode_metric, guide_name
 from rlinf.metrics.report.charts import thinned
 from rlinf.metrics.report.run_files import TRAINING
 from rlinf.metrics.stats import mean_interval
+from rlinf.models.config import find_config
 from rlinf.results.headline import (
     CHECKPOINTS,
     MAX_POINTS,
@@ -37,7 +39,9 @@ from rlinf.results.identity import files_hash
 from rlinf.results.protocol import differences
 from rlinf.results.result import Result, read_result, results_of_run
 from rlinf.storage.run_folder import RunRecord, read_record
+from rlinf.typed import defaults_of
 
+MODEL = "actor.model."
 SUCCESS, ONCE = "success", "success_once"  # in a row, and as training logs it
 _ABSOLUTE = re.compile(r"(?<![\w./~-])/[^\s'\",\]]+")  # a path from the root, within a command
 
@@ -107,7 +111,8 @@ def add_record(
         if headline is not None and replaces and [s.seed for s in headline.seeds] == [_seed(run)]:
             headline = replace(headline, seeds=(), protocol={}, shipped=None)  # nothing of it stays
         headline = _fitting(headline, name, run, last or first, failed=failed is not None, note=failed or note)
-        headline = with_seed(headline, _trained(run, first, last, commands), replaces=replaces)
+        trained = _trained(run, first, last, commands)
+        headline = with_seed(_with_newer_keys(headline, trained.settings), trained, replaces=replaces)
     elif headline is None:
         raise UserError(f"{file} does not exist: record the row's training runs first")
     if note is not None:
@@ -199,6 +204,25 @@ def _fitting(
     if headline.protocol:
         check_protocol(headline, result.protocol, str(result.path))
     return replace(headline, protocol=shared_protocol(result.protocol))
+
+
+def _with_newer_keys(headline: Headline, settings: Mapping[str, Any]) -> Headline:
+    """The row whose earlier runs also tell the keys that came after them, at their defaults: that is what they did."""
+    defaults = _dotted(defaults_of(Config))
+    if (model := settings.get(f"{MODEL}model_type")) is not None:
+        defaults |= _dotted(defaults_of(find_config(model)), MODEL)
+    newer = {key: defaults[key] for key in settings if key in defaults}
+    seeds = tuple(replace(seed, settings=newer | seed.settings) for seed in headline.seeds)
+    return replace(headline, seeds=seeds)
+
+
+def _dotted(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Dotted keys and values of nested blocks."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        nested = isinstance(value, dict) and value
+        found |= _dotted(value, f"{path}{key}.") if nested else {f"{path}{key}": value}
+    return found
 
 
 def _trained(run: _Run, before: Result | None, after: Result | None, commands: Sequence[str]) -> TrainedSeed:

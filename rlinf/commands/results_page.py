@@ -27,7 +27,8 @@ HEAD = """# Results
 What reinforcement learning added to policies that imitation had made, in this package alone: scripted experts,
 imitation, PPO or GRPO, then the benchmark's own table. `before` and `after` are the same held-out trials in the same
 mode, with counts and 95 % intervals (Wilson's for shares, normal for means); every seed has its line. Curves show
-training episodes, which are played with exploration noise.
+training episodes, which are played with exploration noise; where training knows only success, as single tasks do of
+which an evaluation makes chains, the curve is of that, with its scale at the right.
 
 `make docs` writes this page from the files in [results/](../results), which `rlinf record` makes of what runs have
 written. Recipes change; a row's file keeps every setting of its runs.
@@ -45,8 +46,9 @@ make docs
 ```
 
 A row holds seeds that differ in nothing else: runs of other settings and evaluations of other protocols are refused,
-by key. Several folders of one run that was continued (`rlinf record toy logs/a logs/b`) give one curve. The policies
-in `results/checkpoints` may have 60 MB in all.
+by key. Several folders of one run that was continued (`rlinf record toy logs/a logs/b`) give one curve; a run whose
+`runner.resume_dir` names a checkpoint of the folder before it may change a setting, and the row keeps both values. The
+policies in `results/checkpoints` may have 60 MB in all.
 """
 
 

@@ -159,6 +159,18 @@ def test_a_setting_that_a_continuation_changed_is_told_with_both_values(tmp_path
     assert row.seeds[0].commands[1].endswith("actor.optim.lr=1e-5")
 
 
+def test_a_key_that_came_after_an_earlier_seed_is_held_to_its_default(tmp_path: Path, rows: Path) -> None:
+    openpi = {"actor.model.model_type": "openpi"}
+    add_record("toy", [run(tmp_path / "old", **openpi)], folder=rows)
+    newer = {"actor.model.openpi.noise_per": "action", "algorithm.group_size": 1}
+    add_record("toy", [run(tmp_path / "new", seed=1, **openpi, **newer)], folder=rows)
+    told = headline.read_headline(rows / "toy.json").seeds
+    assert [one.settings["actor.model.openpi.noise_per"] for one in told] == ["action", "action"]
+    other = run(tmp_path / "other", seed=2, **openpi, **newer | {"actor.model.openpi.noise_per": "chunk"})
+    with pytest.raises(UserError, match=r"trained alike.*actor.model.openpi.noise_per: "):
+        add_record("toy", [other], folder=rows)
+
+
 def test_training_that_does_not_log_the_number_shows_its_success(tmp_path: Path, rows: Path) -> None:
     """As single tasks do, of which chains are made only in an evaluation."""
     folder = run(tmp_path / "a", chains=False)
