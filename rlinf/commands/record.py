@@ -36,7 +36,7 @@ from rlinf.results.headline import (
     write_headline,
 )
 from rlinf.results.identity import files_hash
-from rlinf.results.protocol import differences
+from rlinf.results.protocol import differences, leaves
 from rlinf.results.result import Result, read_result, results_of_run
 from rlinf.storage.run_folder import RunRecord, read_record
 from rlinf.typed import defaults_of
@@ -63,7 +63,8 @@ class _Run:
         told = dict(self.records[0].settings)
         for earlier, folder, record in zip(self.records, self.folders[1:], self.records[1:], strict=False):
             for change in differences(earlier.settings, record.settings):
-                told[change.key] = f"{told.get(change.key)}, from step {min(_steps(folder), default=0)} {change.second}"
+                first = min(_steps(folder), default=0)
+                told[change.key] = f"{told.get(change.key)}, from step {first} {change.second}"
         return told
 
     def own_result(self, *, trained: bool) -> Result | None:
@@ -208,21 +209,12 @@ def _fitting(
 
 def _with_newer_keys(headline: Headline, settings: Mapping[str, Any]) -> Headline:
     """The row whose earlier runs also tell the keys that came after them, at their defaults: that is what they did."""
-    defaults = _dotted(defaults_of(Config))
+    defaults = dict(leaves(defaults_of(Config)))
     if (model := settings.get(f"{MODEL}model_type")) is not None:
-        defaults |= _dotted(defaults_of(find_config(model)), MODEL)
+        defaults |= dict(leaves(defaults_of(find_config(model)), MODEL))
     newer = {key: defaults[key] for key in settings if key in defaults}
     seeds = tuple(replace(seed, settings=newer | seed.settings) for seed in headline.seeds)
     return replace(headline, seeds=seeds)
-
-
-def _dotted(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Dotted keys and values of nested blocks."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        nested = isinstance(value, dict) and value
-        found |= _dotted(value, f"{path}{key}.") if nested else {f"{path}{key}": value}
-    return found
 
 
 def _trained(run: _Run, before: Result | None, after: Result | None, commands: Sequence[str]) -> TrainedSeed:

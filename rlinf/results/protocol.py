@@ -81,7 +81,7 @@ def simulator_protocol(env: EnvConfig) -> Protocol:
         if env.python is not None:  # whose packages are others
             given |= _versions_in(env.python, tuple(key for key in given if key.startswith(VERSION)))
     given |= {"task_suite_name": None, "listed": None}  # suite and tasks tell
-    return {key: value for key, value in _leaves(given) if value is not None}
+    return {key: value for key, value in leaves(given) if value is not None}
 
 
 @cache
@@ -98,7 +98,7 @@ def _versions_in(python: str, keys: tuple[str, ...]) -> dict[str, str | None]:
 
 def _acting(model: ModelConfig, seed: int) -> Protocol:
     """How a policy acts in an evaluation."""
-    return dict(_leaves(model.acting())) | {"seed": seed, "noise": NOISE}
+    return dict(leaves(model.acting())) | {"seed": seed, "noise": NOISE}
 
 
 def protocol_hash(protocol: Mapping[str, Any]) -> str:
@@ -122,12 +122,12 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:16]
 
 
-def _leaves(tree: Mapping[str, Any], path: str = "") -> Sequence[tuple[str, Any]]:
+def leaves(tree: Mapping[str, Any], path: str = "") -> Sequence[tuple[str, Any]]:
     """Dotted keys and values of nested mappings."""
     found: list[tuple[str, Any]] = []
     for key, value in tree.items():
         nested = isinstance(value, Mapping) and value
-        found += _leaves(value, f"{path}{key}.") if nested else [(f"{path}{key}", value)]
+        found += leaves(value, f"{path}{key}.") if nested else [(f"{path}{key}", value)]
     return found
 
 
