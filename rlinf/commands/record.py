@@ -130,11 +130,12 @@ def _read_run(folders: Sequence[Path]) -> _Run:
         record = read_record(folder)
         if record is None or record.kind != "train":
             raise UserError(f"{folder} is no folder of a training run: it has no run.json of one")
+        earlier = folders[len(records) - 1]
         found = differences(records[-1].settings, record.settings) if records else []
-        if found and not _resumes(record, folders[len(records) - 1]):
+        if found and not (_resumes(record, earlier) and all(change.key != SEED for change in found)):
             raise UserError(
-                f"{folders[len(records) - 1]} and {folder} are not of one training run: {listed(found)}; settings may "
-                "change only where runner.resume_dir named a checkpoint of the folder before"
+                f"{earlier} and {folder} are not of one training run: {listed(found)}; settings other than {SEED} may "
+                "change where runner.resume_dir named a checkpoint of the folder before"
             )
         if records and 1 in _steps(folder):
             raise UserError(f"{folder} begins at step 1, so it does not continue {folders[0]}: it is a row of its own")

@@ -28,7 +28,7 @@ What reinforcement learning added to policies that imitation had made, in this p
 imitation, PPO or GRPO, then the benchmark's own table. `before` and `after` are the same held-out trials in the same
 mode, with counts and 95 % intervals (Wilson's for shares, normal for means); every seed has its line. Curves show
 training episodes, which are played with exploration noise; where training knows only success, as single tasks do of
-which an evaluation makes chains, the curve is of that, with its scale at the right.
+which an evaluation makes chains, the curve is of that, with its scale at the right (some older rows have none).
 
 `make docs` writes this page from the files in [results/](../results), which `rlinf record` makes of what runs have
 written. Recipes change; a row's file keeps every setting of its runs.

@@ -157,6 +157,10 @@ def test_a_setting_that_a_continuation_changed_is_told_with_both_values(tmp_path
     assert [one.settings["actor.optim.lr"] for one in row.seeds] == ["0.0001, from step 31 1e-05"] * 2
     assert [one.steps for one in row.seeds] == [60, 60]
     assert row.seeds[0].commands[1].endswith("actor.optim.lr=1e-5")
+    told = f" runner.resume_dir={tmp_path / 'first0'}/toy_ppo_compact/checkpoints/global_step_30"
+    reseeded = run(tmp_path / "reseeded", seed=5, steps=range(31, 61), told=told)
+    with pytest.raises(UserError, match=r"not of one training run: runner.seed: 0 and 5"):
+        add_record("toy2", [tmp_path / "first0", reseeded], folder=rows)
 
 
 def test_a_key_that_came_after_an_earlier_seed_is_held_to_its_default(tmp_path: Path, rows: Path) -> None:
